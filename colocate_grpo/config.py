@@ -1,0 +1,389 @@
+"""The configuration schema: one sentence a field, bounds, and the rules between fields.
+
+Imports neither torch, Megatron nor SGLang, so that every command can refuse a bad file at once.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+def _seconds(value: Any) -> Any:
+    """`20s`, `5m`, `2h` and `1d` as seconds; anything else is left to pydantic."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([smhd])\s*", value) if isinstance(value, str) else None
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0.0)]
+
+
+def identity(default: Any = ..., **kwargs: Any) -> Any:
+    """A field that makes a run the run it is: resuming with another value is refused."""
+    return Field(default, json_schema_extra={"identity": True}, **kwargs)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True)
+
+
+class RunConfig(Section):
+    """Where the run lives and how long it goes on."""
+
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run, used for its directory."
+    )
+    dir: Path | None = Field(None, description="Run directory; default `runs/NAME`.")
+    seed: int = identity(0, ge=0, description="Seed of data order, sampling and initialisation.")
+    steps: Positive = Field(100, description="Number of GRPO steps (one fresh rollout each).")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="`auto` means cpu only on a machine with no NVIDIA device at all."
+    )
+    threads: Natural = Field(0, description="CPU threads a trainer rank; 0 shares the cores among the ranks.")
+    dist_timeout: Seconds = Field(600.0, description="Time-out of one collective inside a trainer phase.")
+    hang_timeout: Seconds = Field(
+        1800.0, description="No progress for this long ends the attempt (watchdog)."
+    )
+    start_timeout: Seconds = Field(
+        900.0, description="Time-out from the start of an attempt to its first progress."
+    )
+    max_attempts: Positive = Field(
+        5, description="Attempts in a row without a new checkpoint before giving up."
+    )
+    backoff: Seconds = Field(5.0, description="Pause before the second attempt; doubles each time.")
+    max_hours: float | None = Field(
+        None, gt=0, description="Save and stop after this many hours of this start."
+    )
+    until: str | None = Field(None, description="Save and stop at this local time (ISO 8601).")
+    dump_rollouts: bool = Field(True, description="Write every trajectory to `rollouts/step_N.jsonl.zst`.")
+    deterministic: bool = Field(True, description="Bit-equal continuation where the device can give it.")
+
+
+class ModelConfig(Section):
+    """The model to train."""
+
+    path: str = identity(
+        description="Directory with config.json and safetensors, or `hf:NAME`, `modelscope:NAME`."
+    )
+    revision: str | None = identity(None, description="Revision of a hub model.")
+    dtype: Literal["bfloat16", "float32"] = identity(
+        "bfloat16", description="Type of weights and activations."
+    )
+
+
+class EvalSet(Section):
+    """One evaluation set and its protocol."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="Name in the metrics: `eval/NAME`.")
+    path: str = Field(description="Data file, jsonl or parquet.")
+    samples: Positive = Field(1, description="Samples a problem.")
+    limit: Positive | None = Field(None, description="Use only the first so many problems.")
+    temperature: NonNegative = Field(1.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    max_new_tokens: Positive | None = Field(None, description="Longest answer; default that of the rollout.")
+
+
+class DataConfig(Section):
+    """Prompts: where they are and how they are rendered."""
+
+    train: str = identity(description="Training data, jsonl or parquet.")
+    prompt_key: str | None = identity(
+        None, description="Column of the prompt; default `prompt` or `problem`."
+    )
+    label_key: str | None = identity(None, description="Column of the answer; default `label` or `answer`.")
+    limit: Positive | None = identity(None, description="Use only the first so many training rows.")
+    system: str | None = identity(None, description="System prompt put before every prompt.")
+    prompt_suffix: str = identity(
+        "", description="Added where a prompt asks neither for a box nor `Answer:`."
+    )
+    chat_template_kwargs: dict[str, Any] = identity(
+        default_factory=dict, description="Passed to the chat template, for example `enable_thinking: true`."
+    )
+    max_prompt_tokens: Positive = identity(1024, description="Longest rendered prompt.")
+    overlong_prompts: Literal["error", "drop"] = identity(
+        "error", description="What to do with longer prompts."
+    )
+    shuffle: bool = identity(True, description="Shuffle the prompts anew in every epoch.")
+    allow_eval_overlap: bool = Field(
+        False, description="Allow evaluation prompts among the training prompts."
+    )
+
+
+class PartialConfig(Section):
+    """Partial rollout: what an abort cut off goes on in a later step."""
+
+    enabled: bool = identity(False, description="Keep aborted samples and continue them in the next step.")
+    max_staleness: Positive = identity(
+        2, description="Drop a partial sample whose oldest token is this many weight versions old."
+    )
+
+
+class DynamicSamplingConfig(Section):
+    """Drop groups without variance and sample others in their place."""
+
+    enabled: bool = identity(False, description="Refill the batch with groups whose rewards differ.")
+    max_rounds: Positive = identity(3, description="Rounds before the batch is taken as it is.")
+
+
+class RolloutConfig(Section):
+    """Generation."""
+
+    engine: Literal["embedded", "sglang"] = Field("embedded", description="Which engine generates.")
+    engines: Positive = Field(1, description="Number of engines (sglang: servers).")
+    tp: Positive = Field(1, description="Tensor parallel size of one engine.")
+    dtype: Literal["bfloat16", "float32"] | None = Field(
+        None, description="Engine type; default the model's."
+    )
+    prompts_per_step: Positive = identity(32, description="Groups in a batch.")
+    group_size: Positive = identity(8, description="Samples a prompt.")
+    max_new_tokens: Positive = identity(1024, description="Longest answer in training.")
+    temperature: float = identity(1.0, gt=0, description="Sampling temperature in training.")
+    over_sampling: float = identity(
+        1.0,
+        ge=1.0,
+        description="Start this many times the groups and cut the tail by abort once enough are done.",
+    )
+    dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
+    partial: PartialConfig = Field(default_factory=PartialConfig)
+    overlong_filter: bool = identity(False, description="Leave truncated answers out of the loss.")
+    token_timeout: Seconds = Field(
+        300.0, description="A running request with no new token for so long is a hang."
+    )
+    retries: Natural = Field(
+        2, description="Times a request may move to another engine before it counts as failed."
+    )
+    start_timeout: Seconds = Field(900.0, description="Deadline for the start of an engine.")
+    slots: Positive = Field(64, description="Embedded engine: sequences decoded at once (fixed).")
+    verify_weights_every: Natural = Field(
+        0, description="Compare engine and trainer checksums every so many pushes."
+    )
+    bucket_mib: Positive = Field(256, description="Size of a weight-update bucket in MiB.")
+    sglang: dict[str, Any] = Field(
+        default_factory=dict, description="Any option of SGLang's server, by its name."
+    )
+
+
+class RewardConfig(Section):
+    """How an answer is judged."""
+
+    function: str = identity("math_boxed", description="Built-in name or `package.module:name`.")
+    options: dict[str, Any] = identity(default_factory=dict, description="Options of the reward function.")
+    answer_scope: Literal["after_think", "whole", "auto"] = identity(
+        "auto", description="Where the box may stand; `auto` is decided once from the rendered chat template."
+    )
+    timeout_s: Seconds = Field(2.0, description="Hard limit for one answer in a worker process.")
+    workers: Positive = Field(2, description="Worker processes.")
+    memory_limit_mb: Positive = Field(1024, description="Memory limit of one worker.")
+    max_chars: Positive = Field(200_000, description="Longer answers are `too_long`.")
+
+
+class KlConfig(Section):
+    """KL to a frozen reference model."""
+
+    coef: NonNegative = identity(0.0, description="Weight in the loss; 0 costs no pass and no memory.")
+    estimator: Literal["k1", "k2", "k3"] = identity("k3", description="Estimator (Schulman 2020).")
+
+
+class AlgorithmConfig(Section):
+    """Advantages, loss and corrections."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = identity(
+        "grpo", description="Advantage estimator."
+    )
+    ratio: Literal["token", "gspo", "cispo"] = identity("token", description="Importance ratio.")
+    clip_low: NonNegative = identity(0.2, description="Lower clip range of the ratio.")
+    clip_high: NonNegative = identity(0.28, description="Upper clip range of the ratio.")
+    dual_clip: float | None = identity(None, gt=1.0, description="Dual-clip bound for negative advantages.")
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = identity(
+        "token_mean", description="How token losses are added up over the whole global batch."
+    )
+    entropy_coef: NonNegative = identity(0.0, description="Entropy bonus; 0 costs nothing.")
+    kl: KlConfig = Field(default_factory=KlConfig)
+    correction: Literal["none", "tis", "mis", "icepop"] = identity(
+        "none", description="Correction of the train/rollout log-prob mismatch."
+    )
+    correction_cap: float = identity(
+        2.0, gt=0, description="Cap (tis, mis) or upper bound (icepop) of the weight."
+    )
+    correction_floor: NonNegative = identity(0.5, description="Lower bound of the weight (icepop).")
+
+
+class OptimizerConfig(Section):
+    """Optimizer and its schedule."""
+
+    kind: Literal["adamw", "sr_adamw"] = identity(
+        "adamw", description="fp32-master AdamW, or bf16 stochastic-rounding AdamW (8 bytes a parameter)."
+    )
+    lr: float = identity(1e-6, gt=0, description="Peak learning rate.")
+    min_lr_ratio: Fraction = identity(0.0, description="Final learning rate as a share of the peak.")
+    schedule: Literal["constant", "linear", "cosine"] = identity("constant", description="After the warm-up.")
+    warmup_steps: Natural = identity(0, description="Steps of linear warm-up.")
+    decay_steps: Positive | None = identity(None, description="Length of the schedule; default `run.steps`.")
+    betas: tuple[float, float] = identity((0.9, 0.98), description="Adam's betas.")
+    eps: float = identity(1e-8, gt=0, description="Adam's epsilon.")
+    weight_decay: NonNegative = identity(0.0, description="Decoupled weight decay (not on norms and biases).")
+    grad_clip: NonNegative = identity(1.0, description="Global gradient norm; 0 is off.")
+
+
+class TrainConfig(Section):
+    """The training step."""
+
+    updates_per_rollout: Positive = identity(1, description="Optimizer steps a rollout.")
+    max_tokens_per_microbatch: Positive = Field(
+        4096, description="Packing cap; a longer sequence goes alone."
+    )
+    recompute: bool = Field(True, description="Full activation recompute.")
+    logprob_chunk: Positive = Field(512, description="Tokens a chunk of the fused log-prob.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+
+
+class ParallelConfig(Section):
+    """Layout of the trainer."""
+
+    tp: Positive = Field(1, description="Tensor parallel size.")
+    dp: Positive = Field(1, description="Data parallel size.")
+    sequence_parallel: bool = Field(True, description="Sequence parallelism inside the TP group (tp > 1).")
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.dp
+
+
+class MemoryConfig(Section):
+    """Sharing a card between engine and trainer."""
+
+    gpu_gib: float | None = Field(
+        None, gt=0, description="Memory of a card for `plan`; default the real one's."
+    )
+    offload: bool = Field(True, description="Sleep and wake the trainer around the rollout.")
+    backup_dir: Path | None = Field(None, description="Put what sleeps on disk here instead of host RAM.")
+    expandable_segments: bool = Field(False, description="CUDA allocator option; upstream savers refuse it.")
+    kv_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = Field(
+        "auto", description="Type of the engine's KV cache."
+    )
+    tolerance_mib: Positive = Field(512, description="Resident bytes may exceed the ledger's table by this.")
+
+
+class CheckpointConfig(Section):
+    """What is saved and what is kept."""
+
+    every: Positive = Field(10, description="Save when (step + 1) % every == 0, and at the end.")
+    keep_last: Positive = Field(2, description="Newest checkpoints kept.")
+    keep_best: Natural = Field(0, description="Best checkpoints kept by `best_metric`.")
+    best_metric: str | None = Field(None, description="Evaluation metric, for example `eval/aime`.")
+    keep_every: Natural = Field(0, description="Every so many-th step is kept for good; 0 is off.")
+    export_best: bool = Field(False, description="Copy of the best checkpoint as a Hugging Face directory.")
+    min_free_gib: NonNegative = Field(1.0, description="Free space that must remain after a save.")
+
+
+class EvalConfig(Section):
+    """Evaluation."""
+
+    every: Natural = Field(0, description="Evaluate when (step + 1) % every == 0; 0 is never.")
+    at_start: bool = Field(True, description="Evaluate the untouched model first.")
+    baseline_repeats: Positive = Field(1, description="Evaluations of the untouched model (noise band).")
+    sets: list[EvalSet] = Field(default_factory=list, description="Evaluation sets.")
+
+
+Action = Literal["off", "warn", "skip", "stop", "rollback"]
+
+
+class RolloutGuards(Section):
+    """After the rollout."""
+
+    failed_ratio: Action = Field("skip", description="Share of infrastructure failures over its limit.")
+    failed_ratio_limit: Fraction = Field(0.2, description="Limit of `failed_ratio`.")
+    truncated_ratio: Action = Field("warn", description="Share of truncated answers over its limit.")
+    truncated_ratio_limit: Fraction = Field(0.9, description="Limit of `truncated_ratio`.")
+    repetition: Action = Field("warn", description="Share of degenerate repetition over its limit.")
+    repetition_limit: Fraction = Field(0.5, description="Limit of `repetition`.")
+    equal_rewards: Action = Field("warn", description="Every reward of the batch is the same.")
+
+
+class StepGuards(Section):
+    """After the step, before anything is saved."""
+
+    window: Positive = Field(10, description="Steps of a trend.")
+    reward_collapse: Action = Field("warn", description="Mean reward falls below a share of its best window.")
+    reward_collapse_ratio: Fraction = Field(0.5, description="That share.")
+    entropy_rise: Action = Field("warn", description="Entropy rises as a trend over the window.")
+    entropy_rise_factor: float = Field(1.5, gt=1, description="Last over first value of the trend.")
+    entropy_collapse: Action = Field("warn", description="Entropy falls as a trend over the window.")
+    entropy_collapse_factor: float = Field(0.2, gt=0, lt=1, description="Last over first value of the trend.")
+    logprob_mismatch: Action = Field("warn", description="Train/rollout log-prob difference grows.")
+    logprob_mismatch_factor: float = Field(
+        3.0, gt=1, description="Times its earlier value (trend, and resume)."
+    )
+    grad_norm_spike: Action = Field("warn", description="Gradient norm over its running median.")
+    grad_norm_spike_factor: float = Field(20.0, gt=1, description="Times the median.")
+    non_finite: Action = Field("stop", description="Loss or gradient norm is not finite.")
+
+
+class GuardsConfig(Section):
+    """What stops a run from being lost."""
+
+    rollout: RolloutGuards = Field(default_factory=RolloutGuards)
+    step: StepGuards = Field(default_factory=StepGuards)
+    max_rollbacks: Natural = Field(2, description="Rollbacks before the run stops.")
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    guards: GuardsConfig = Field(default_factory=GuardsConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.run.dir or Path("runs") / self.run.name
+
+    @model_validator(mode="after")
+    def _rules(self) -> Config:
+        for broken, message in _cross_field_rules(self):
+            if broken:
+                raise ValueError(message)
+        return self
+
+
+def _cross_field_rules(c: Config) -> list[tuple[bool, str]]:
+    """(is broken, message) of each rule between fields; a message begins with the key to change."""
+    a, r, t, k, e = c.algorithm, c.rollout, c.train, c.checkpoint, c.eval
+    names = [s.name for s in e.sets]
+    return [
+        (a.clip_low > a.clip_high, f"algorithm.clip_low: {a.clip_low} must be <= clip_high ({a.clip_high})"),
+        (a.correction == "icepop" and a.correction_floor > a.correction_cap,
+         f"algorithm.correction_floor: {a.correction_floor} must be <= correction_cap ({a.correction_cap})"),
+        (r.prompts_per_step % t.updates_per_rollout != 0,
+         f"train.updates_per_rollout: {t.updates_per_rollout} must divide rollout.prompts_per_step ({r.prompts_per_step})"),
+        (a.advantage == "rloo" and r.group_size < 2, "rollout.group_size: rloo needs at least 2 samples a prompt"),
+        (r.engine == "embedded" and (r.tp > 1 or r.engines > 1),
+         "rollout.engine: the embedded engine is one engine of TP 1 (rollout.engines=1 rollout.tp=1)"),
+        (r.engine == "embedded" and bool(r.sglang), "rollout.sglang: given, but rollout.engine is embedded"),
+        (len(set(names)) < len(names), f"eval.sets: names must differ, got {names}"),
+        (e.every > 0 and not e.sets, "eval.every: evaluation is on, but eval.sets is empty"),
+        (k.keep_best > 0 and not k.best_metric, "checkpoint.best_metric: needed by keep_best"),
+        (k.best_metric is not None and k.best_metric not in [f"eval/{n}" for n in names],
+         f"checkpoint.best_metric: {k.best_metric} is none of {[f'eval/{n}' for n in names]}"),
+        (k.keep_best > 0 and e.every > 0 and e.every % k.every != 0,
+         f"eval.every: {e.every} must be a multiple of checkpoint.every ({k.every}), so that the best can be kept"),
+        (t.optimizer.kind == "sr_adamw" and c.model.dtype != "bfloat16",
+         "train.optimizer.kind: sr_adamw is for model.dtype bfloat16"),
+    ]  # fmt: skip
