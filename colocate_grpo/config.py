@@ -38,9 +38,7 @@ class Section(BaseModel):
 class RunConfig(Section):
     """Where the run lives and how long it goes on."""
 
-    name: str = Field(
-        "run", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run, used for its directory."
-    )
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run, used for its directory.")
     dir: Path | None = Field(None, description="Run directory; default `runs/NAME`.")
     seed: int = identity(0, ge=0, description="Seed of data order, sampling and initialisation.")
     steps: Positive = Field(100, description="Number of GRPO steps (one fresh rollout each).")
@@ -49,19 +47,11 @@ class RunConfig(Section):
     )
     threads: Natural = Field(0, description="CPU threads a trainer rank; 0 shares the cores among the ranks.")
     dist_timeout: Seconds = Field(600.0, description="Time-out of one collective inside a trainer phase.")
-    hang_timeout: Seconds = Field(
-        1800.0, description="No progress for this long ends the attempt (watchdog)."
-    )
-    start_timeout: Seconds = Field(
-        900.0, description="Time-out from the start of an attempt to its first progress."
-    )
-    max_attempts: Positive = Field(
-        5, description="Attempts in a row without a new checkpoint before giving up."
-    )
+    hang_timeout: Seconds = Field(1800.0, description="No progress for this long ends the attempt (watchdog).")
+    start_timeout: Seconds = Field(900.0, description="Time-out from the start of an attempt to its first progress.")
+    max_attempts: Positive = Field(5, description="Attempts in a row without a new checkpoint before giving up.")
     backoff: Seconds = Field(5.0, description="Pause before the second attempt; doubles each time.")
-    max_hours: float | None = Field(
-        None, gt=0, description="Save and stop after this many hours of this start."
-    )
+    max_hours: float | None = Field(None, gt=0, description="Save and stop after this many hours of this start.")
     until: str | None = Field(None, description="Save and stop at this local time (ISO 8601).")
     dump_rollouts: bool = Field(True, description="Write every trajectory to `rollouts/step_N.jsonl.zst`.")
     deterministic: bool = Field(True, description="Bit-equal continuation where the device can give it.")
@@ -70,13 +60,9 @@ class RunConfig(Section):
 class ModelConfig(Section):
     """The model to train."""
 
-    path: str = identity(
-        description="Directory with config.json and safetensors, or `hf:NAME`, `modelscope:NAME`."
-    )
+    path: str = identity(description="Directory with config.json and safetensors, or `hf:NAME`, `modelscope:NAME`.")
     revision: str | None = identity(None, description="Revision of a hub model.")
-    dtype: Literal["bfloat16", "float32"] = identity(
-        "bfloat16", description="Type of weights and activations."
-    )
+    dtype: Literal["bfloat16", "float32"] = identity("bfloat16", description="Type of weights and activations.")
 
 
 class EvalSet(Section):
@@ -95,26 +81,18 @@ class DataConfig(Section):
     """Prompts: where they are and how they are rendered."""
 
     train: str = identity(description="Training data, jsonl or parquet.")
-    prompt_key: str | None = identity(
-        None, description="Column of the prompt; default `prompt` or `problem`."
-    )
+    prompt_key: str | None = identity(None, description="Column of the prompt; default `prompt` or `problem`.")
     label_key: str | None = identity(None, description="Column of the answer; default `label` or `answer`.")
     limit: Positive | None = identity(None, description="Use only the first so many training rows.")
     system: str | None = identity(None, description="System prompt put before every prompt.")
-    prompt_suffix: str = identity(
-        "", description="Added where a prompt asks neither for a box nor `Answer:`."
-    )
+    prompt_suffix: str = identity("", description="Added where a prompt asks neither for a box nor `Answer:`.")
     chat_template_kwargs: dict[str, Any] = identity(
         default_factory=dict, description="Passed to the chat template, for example `enable_thinking: true`."
     )
     max_prompt_tokens: Positive = identity(1024, description="Longest rendered prompt.")
-    overlong_prompts: Literal["error", "drop"] = identity(
-        "error", description="What to do with longer prompts."
-    )
+    overlong_prompts: Literal["error", "drop"] = identity("error", description="What to do with longer prompts.")
     shuffle: bool = identity(True, description="Shuffle the prompts anew in every epoch.")
-    allow_eval_overlap: bool = Field(
-        False, description="Allow evaluation prompts among the training prompts."
-    )
+    allow_eval_overlap: bool = Field(False, description="Allow evaluation prompts among the training prompts.")
 
 
 class PartialConfig(Section):
@@ -139,9 +117,7 @@ class RolloutConfig(Section):
     engine: Literal["embedded", "sglang"] = Field("embedded", description="Which engine generates.")
     engines: Positive = Field(1, description="Number of engines (sglang: servers).")
     tp: Positive = Field(1, description="Tensor parallel size of one engine.")
-    dtype: Literal["bfloat16", "float32"] | None = Field(
-        None, description="Engine type; default the model's."
-    )
+    dtype: Literal["bfloat16", "float32"] | None = Field(None, description="Engine type; default the model's.")
     prompts_per_step: Positive = identity(32, description="Groups in a batch.")
     group_size: Positive = identity(8, description="Samples a prompt.")
     max_new_tokens: Positive = identity(1024, description="Longest answer in training.")
@@ -154,21 +130,13 @@ class RolloutConfig(Section):
     dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
     partial: PartialConfig = Field(default_factory=PartialConfig)
     overlong_filter: bool = identity(False, description="Leave truncated answers out of the loss.")
-    token_timeout: Seconds = Field(
-        300.0, description="A running request with no new token for so long is a hang."
-    )
-    retries: Natural = Field(
-        2, description="Times a request may move to another engine before it counts as failed."
-    )
+    token_timeout: Seconds = Field(300.0, description="A running request with no new token for so long is a hang.")
+    retries: Natural = Field(2, description="Times a request may move to another engine before it counts as failed.")
     start_timeout: Seconds = Field(900.0, description="Deadline for the start of an engine.")
     slots: Positive = Field(64, description="Embedded engine: sequences decoded at once (fixed).")
-    verify_weights_every: Natural = Field(
-        0, description="Compare engine and trainer checksums every so many pushes."
-    )
+    verify_weights_every: Natural = Field(0, description="Compare engine and trainer checksums every so many pushes.")
     bucket_mib: Positive = Field(256, description="Size of a weight-update bucket in MiB.")
-    sglang: dict[str, Any] = Field(
-        default_factory=dict, description="Any option of SGLang's server, by its name."
-    )
+    sglang: dict[str, Any] = Field(default_factory=dict, description="Any option of SGLang's server, by its name.")
 
 
 class RewardConfig(Section):
@@ -195,9 +163,7 @@ class KlConfig(Section):
 class AlgorithmConfig(Section):
     """Advantages, loss and corrections."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = identity(
-        "grpo", description="Advantage estimator."
-    )
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = identity("grpo", description="Advantage estimator.")
     ratio: Literal["token", "gspo", "cispo"] = identity("token", description="Importance ratio.")
     clip_low: NonNegative = identity(0.2, description="Lower clip range of the ratio.")
     clip_high: NonNegative = identity(0.28, description="Upper clip range of the ratio.")
@@ -210,9 +176,7 @@ class AlgorithmConfig(Section):
     correction: Literal["none", "tis", "mis", "icepop"] = identity(
         "none", description="Correction of the train/rollout log-prob mismatch."
     )
-    correction_cap: float = identity(
-        2.0, gt=0, description="Cap (tis, mis) or upper bound (icepop) of the weight."
-    )
+    correction_cap: float = identity(2.0, gt=0, description="Cap (tis, mis) or upper bound (icepop) of the weight.")
     correction_floor: NonNegative = identity(0.5, description="Lower bound of the weight (icepop).")
 
 
@@ -237,9 +201,7 @@ class TrainConfig(Section):
     """The training step."""
 
     updates_per_rollout: Positive = identity(1, description="Optimizer steps a rollout.")
-    max_tokens_per_microbatch: Positive = Field(
-        4096, description="Packing cap; a longer sequence goes alone."
-    )
+    max_tokens_per_microbatch: Positive = Field(4096, description="Packing cap; a longer sequence goes alone.")
     recompute: bool = Field(True, description="Full activation recompute.")
     logprob_chunk: Positive = Field(512, description="Tokens a chunk of the fused log-prob.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
@@ -260,15 +222,11 @@ class ParallelConfig(Section):
 class MemoryConfig(Section):
     """Sharing a card between engine and trainer."""
 
-    gpu_gib: float | None = Field(
-        None, gt=0, description="Memory of a card for `plan`; default the real one's."
-    )
+    gpu_gib: float | None = Field(None, gt=0, description="Memory of a card for `plan`; default the real one's.")
     offload: bool = Field(True, description="Sleep and wake the trainer around the rollout.")
     backup_dir: Path | None = Field(None, description="Put what sleeps on disk here instead of host RAM.")
     expandable_segments: bool = Field(False, description="CUDA allocator option; upstream savers refuse it.")
-    kv_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = Field(
-        "auto", description="Type of the engine's KV cache."
-    )
+    kv_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = Field("auto", description="Type of the engine's KV cache.")
     tolerance_mib: Positive = Field(512, description="Resident bytes may exceed the ledger's table by this.")
 
 
@@ -319,9 +277,7 @@ class StepGuards(Section):
     entropy_collapse: Action = Field("warn", description="Entropy falls as a trend over the window.")
     entropy_collapse_factor: float = Field(0.2, gt=0, lt=1, description="Last over first value of the trend.")
     logprob_mismatch: Action = Field("warn", description="Train/rollout log-prob difference grows.")
-    logprob_mismatch_factor: float = Field(
-        3.0, gt=1, description="Times its earlier value (trend, and resume)."
-    )
+    logprob_mismatch_factor: float = Field(3.0, gt=1, description="Times its earlier value (trend, and resume).")
     grad_norm_spike: Action = Field("warn", description="Gradient norm over its running median.")
     grad_norm_spike_factor: float = Field(20.0, gt=1, description="Times the median.")
     non_finite: Action = Field("stop", description="Loss or gradient norm is not finite.")
