@@ -1,0 +1,235 @@
+"""Configuration files: YAML and command line overrides in, a checked Config or a one-line error out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from colocate_grpo.config import Config
+from colocate_grpo.errors import ConfigError, nearest
+
+Path_ = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `1e-6` as a number (YAML 1.1 reads it as text) and refuses duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value}: given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
+    list("-+0123456789."),
+)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read `path`, apply `section.key=value` overrides, and check the whole.
+
+    Raises ConfigError with file and line (or the override), the value, what is allowed, and the nearest name.
+    """
+    path = Path(path)
+    values, lines = _read(path)
+    origin = {key: f"{path}:{line}" for key, line in lines.items()}
+    for text in overrides:
+        _override(values, text, origin)
+    return check_config(values, origin, default_origin=str(path))
+
+
+def check_config(values: dict[str, Any], origin: dict[Path_, str], default_origin: str) -> Config:
+    """Validate plain values; `origin` says where each key came from."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:  # pydantic's many-line text becomes one line a user can act on
+        raise ConfigError(_first_problem(error, origin, default_origin)) from None
+
+
+def dump_config(config: Config, path: Path) -> None:
+    """Write the resolved configuration; `load_config` reads it back to an equal one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    partial.replace(path)
+
+
+def changes(old: Config, new: Config) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
+    """(identity, resumable) options that differ, each `section.key -> (old, new)`."""
+    identity: dict[str, tuple[Any, Any]] = {}
+    resumable: dict[str, tuple[Any, Any]] = {}
+    for key, is_identity, before, after in _compare(old, new):
+        if before != after:
+            (identity if is_identity else resumable)[key] = (before, after)
+    return identity, resumable
+
+
+def identity_changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Options that make `new` another run than `old`."""
+    return changes(old, new)[0]
+
+
+def explain_rows() -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, sentence) of every option; identity options are marked with `*`."""
+    yield from _explain(Config, "")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such configuration file{nearest(path.name, _siblings(path))}")
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a YAML text file ({str(error).splitlines()[0]})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}:1: a configuration is a mapping of sections, got {type(values).__name__}")
+    assert node is not None
+    return values, dict(_lines(node, ()))
+
+
+def _siblings(path: Path) -> list[str]:
+    return [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+
+
+def _lines(node: yaml.Node, prefix: Path_) -> Iterator[tuple[Path_, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*prefix, key.value), key.start_mark.line + 1
+            yield from _lines(value, (*prefix, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield (*prefix, i), value.start_mark.line + 1
+            yield from _lines(value, (*prefix, i))
+
+
+def _override(values: dict[str, Any], text: str, origin: dict[Path_, str]) -> None:
+    key, equals, raw = text.partition("=")
+    parts: list[str | int] = [int(p) if p.isdigit() else p for p in key.strip().split(".")]
+    if not equals or len(parts) < 2:
+        raise ConfigError(f"{text!r}: an override has the form section.key=value")
+    try:
+        value = yaml.load(raw, Loader=_Loader) if raw else ""
+    except yaml.YAMLError:
+        value = raw  # a plain text that is no YAML, such as a Windows path or a template
+    target: Any = values
+    for part, following in zip(parts[:-1], parts[1:], strict=True):
+        target = _child(target, part, following, text)
+    if isinstance(target, list) and not (isinstance(parts[-1], int) and parts[-1] < len(target)):
+        raise ConfigError(f"{text!r}: {parts[-1]} is no index of a list of {len(target)}")
+    target[parts[-1]] = value
+    for depth in range(1, len(parts)):
+        origin.setdefault(tuple(parts[:depth]), f"override {text!r}")
+    origin[tuple(parts)] = f"override {text!r}"
+
+
+def _child(target: Any, part: str | int, following: str | int, text: str) -> Any:
+    if isinstance(target, list):
+        if not isinstance(part, int) or part >= len(target):
+            raise ConfigError(f"{text!r}: {part} is no index of a list of {len(target)}")
+        child = target[part]
+    else:
+        child = target.get(part)
+        if child is None:
+            child = target[part] = {}
+    if not isinstance(child, dict | list) or (isinstance(child, list) and not isinstance(following, int)):
+        raise ConfigError(f"{text!r}: {part} is no section")
+    return child
+
+
+def _first_problem(error: ValidationError, origin: dict[Path_, str], default_origin: str) -> str:
+    problems = error.errors()
+    # An unknown key explains a missing one, so it is told first.
+    problem = min(problems, key=lambda p: p["type"] != "extra_forbidden")
+    where = _origin_of(problem, origin, default_origin)
+    more = f" [and {len(problems) - 1} more]" if len(problems) > 1 else ""
+    return f"{where}: {_describe(problem)}{more}"
+
+
+def _origin_of(problem: ErrorDetails, origin: dict[Path_, str], default_origin: str) -> str:
+    loc: Path_ = tuple(problem["loc"])
+    if not loc and (match := re.match(r"Value error, ([a-z_.]+):", problem["msg"])):
+        loc = tuple(match[1].split("."))
+    while loc and loc not in origin:
+        loc = loc[:-1]
+    return origin.get(loc, default_origin)
+
+
+def _describe(problem: ErrorDetails) -> str:
+    loc = tuple(problem["loc"])
+    key = ".".join(map(str, loc))
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: unknown key{nearest(str(loc[-1]), _names_at(loc[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{key}: is required"
+    if problem["type"] == "value_error":
+        text = problem["msg"].removeprefix("Value error, ")
+        return text if not key else f"{key}: {text}"
+    value = problem["input"]
+    hint = nearest(value, _expected(problem)) if isinstance(value, str) else ""
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key}: {value!r} is not allowed: {message}{hint}"
+
+
+def _expected(problem: ErrorDetails) -> list[str]:
+    return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))
+
+
+def _section_at(loc: Sequence[str | int]) -> type[BaseModel] | None:
+    model: Any = Config
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part) if model else None
+        model = _model_of(field.annotation) if field else None
+    return model
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for a in get_args(annotation) if (m := _model_of(a))), None)
+
+
+def _names_at(loc: Sequence[str | int]) -> list[str]:
+    section = _section_at(loc)
+    return list(section.model_fields) if section else []
+
+
+def _is_identity(field: Any) -> bool:
+    return bool((field.json_schema_extra or {}).get("identity"))
+
+
+def _compare(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[tuple[str, bool, Any, Any]]:
+    for name, field in type(new).model_fields.items():
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(after, BaseModel):
+            yield from _compare(before, after, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _is_identity(field), before, after
+
+
+def _explain(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    for name, field in model.model_fields.items():
+        section = _model_of(field.annotation)
+        if section and field.annotation is section:
+            yield from _explain(section, f"{prefix}{name}.")
+            continue
+        kind = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
+        default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
+        mark = " *" if _is_identity(field) else ""
+        yield f"{prefix}{name}", kind, default, f"{field.description}{mark}"
+        if section:
+            yield from _explain(section, f"{prefix}{name}.N.")
