@@ -1,0 +1,163 @@
+"""metrics.jsonl: the append-only truth of a run, and the view of it that counts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from colocate_grpo.observe.jsonl import Row, append_row, read_lines
+
+Kind = Literal["step", "eval", "rollback", "attempt"]
+RESERVED = ("kind", "step", "attempt", "time")
+FILE_NAME = "metrics.jsonl"
+
+log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Writes the rows of one attempt."""
+
+    def __init__(self, run_dir: Path, attempt: int):
+        self.path = Path(run_dir) / FILE_NAME
+        self.attempt = attempt
+
+    def append(self, kind: Kind, step: int, values: Mapping[str, Any]) -> Row:
+        """Append a row and return it as it was written.
+
+        `step`: of "step" and "eval" rows the 0-based step (0 for the untouched model); of "rollback" and
+        "attempt" rows the last step that is kept, -1 for none: what came after it is done anew.
+        """
+        clash = [key for key in RESERVED if key in values]
+        assert not clash, f"reserved keys among the metrics: {clash}"
+        row = {"kind": kind, "step": step, "attempt": self.attempt, "time": time.time(), **values}
+        append_row(self.path, row)
+        return row
+
+
+def read_rows(run_dir: Path) -> list[Row]:
+    """All rows in the order of writing; a damaged line is left out with a warning."""
+    lines = read_lines(Path(run_dir) / FILE_NAME)
+    for damaged in lines.damaged:
+        log.warning("%s", damaged)
+    return lines.rows
+
+
+@dataclass(frozen=True)
+class EvalPoint:
+    """One evaluation of one set; `values` has the metrics without their `eval/NAME` prefix, pass@1 as `accuracy`."""
+
+    name: str
+    protocol: str
+    step: int
+    updates: int
+    baseline: int | None
+    attempt: int
+    time: float
+    values: dict[str, float]
+
+    @property
+    def accuracy(self) -> float:
+        return self.values["accuracy"]
+
+    @property
+    def key(self) -> tuple[str, str, int, int | None]:
+        return self.name, self.protocol, self.step, self.baseline
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Rows that no longer count, because the run went back to the end of step `kept`."""
+
+    cause: Literal["rollback", "resume"]
+    kept: int
+    came_from: int
+    attempt: int
+    time: float
+    steps: list[int]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StepView:
+    """What counts: one row a step, one point an evaluation."""
+
+    steps: dict[int, Row] = field(default_factory=dict)
+    evaluations: list[EvalPoint] = field(default_factory=list)
+    removals: list[Removal] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int | None:
+        return max(self.steps) if self.steps else None
+
+    def series(self, metric: str) -> tuple[list[int], list[float]]:
+        """Steps at which `metric` was measured, and its values."""
+        steps = [step for step, row in self.steps.items() if _is_number(row.get(metric))]
+        return steps, [float(self.steps[step][metric]) for step in steps]
+
+
+def view(rows: Iterable[Row]) -> StepView:
+    """The last row of each step wins; rows that a rollback or a resume went back over are gone, and told.
+
+    Evaluations of the untouched model are never removed: nothing that was trained is in them.
+    """
+    steps: dict[int, Row] = {}
+    points: dict[tuple[str, str, int, int | None], EvalPoint] = {}
+    removals: list[Removal] = []
+    for row in rows:
+        kind = row.get("kind")
+        if kind == "step":
+            steps[row["step"]] = row
+        elif kind == "eval":
+            points.update({point.key: point for point in eval_points(row)})
+        elif kind in ("rollback", "attempt"):
+            removal = _removal(row, steps)
+            if removal.steps or removal.cause == "rollback":
+                removals.append(removal)
+            steps = {step: kept for step, kept in steps.items() if step <= row["step"]}
+            points = {key: p for key, p in points.items() if p.baseline is not None or p.step <= row["step"]}
+    ordered = sorted(points.values(), key=lambda p: (p.name, p.protocol, p.updates, p.baseline or 0))
+    return StepView(dict(sorted(steps.items())), ordered, removals)
+
+
+def eval_points(row: Row) -> list[EvalPoint]:
+    """The evaluation sets of one "eval" row."""
+    prefix = "protocol/"
+    names = [key.removeprefix(prefix) for key in row if key.startswith(prefix)]
+    return [_eval_point(row, name) for name in names if _is_number(row.get(f"eval/{name}"))]
+
+
+def _eval_point(row: Row, name: str) -> EvalPoint:
+    baseline = row.get("baseline")
+    prefix = f"eval/{name}/"
+    values = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix) and _is_number(row[key])}
+    return EvalPoint(
+        name=name,
+        protocol=row[f"protocol/{name}"],
+        step=row["step"],
+        updates=row.get("updates", 0 if baseline is not None else row["step"] + 1),
+        baseline=baseline,
+        attempt=row["attempt"],
+        time=row["time"],
+        values={"accuracy": row[f"eval/{name}"], **values},
+    )
+
+
+def _removal(row: Row, steps: Mapping[int, Row]) -> Removal:
+    gone = sorted(step for step in steps if step > row["step"])
+    return Removal(
+        cause="rollback" if row["kind"] == "rollback" else "resume",
+        kept=row["step"],
+        came_from=int(row.get("from", gone[-1] if gone else row["step"])),
+        attempt=row["attempt"],
+        time=row["time"],
+        steps=gone,
+        reason=row.get("reason", ""),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
