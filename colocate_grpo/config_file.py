@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def _override(values: dict[str, Any], text: str, origin: dict[Path_, str]) -> No
     except yaml.YAMLError:
         value = raw  # a plain text that is no YAML, such as a Windows path or a template
     target: Any = values
-    for part, following in zip(parts[:-1], parts[1:], strict=True):
+    for part, following in itertools.pairwise(parts):
         target = _child(target, part, following, text)
     if isinstance(target, list) and not (isinstance(parts[-1], int) and parts[-1] < len(target)):
         raise ConfigError(f"{text!r}: {parts[-1]} is no index of a list of {len(target)}")
@@ -224,12 +225,13 @@ def _compare(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[tuple
 def _explain(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     for name, field in model.model_fields.items():
         section = _model_of(field.annotation)
-        if section and field.annotation is section:
+        is_list = get_args(field.annotation) != ()
+        if section is not None and not is_list:
             yield from _explain(section, f"{prefix}{name}.")
             continue
         kind = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
         default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
         mark = " *" if _is_identity(field) else ""
         yield f"{prefix}{name}", kind, default, f"{field.description}{mark}"
-        if section:
+        if section is not None:
             yield from _explain(section, f"{prefix}{name}.N.")

@@ -18,6 +18,10 @@ class EngineError(RuntimeError):
     """The infrastructure failed (a dead or hanging engine); never a user's mistake."""
 
 
+class RequestFailed(EngineError):
+    """One request is given up after its retries while other engines live; its sample becomes `failed`."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """The whole sampling of a request: nothing is left to an engine's defaults.
@@ -37,7 +41,8 @@ class Sampling:
 class Request:
     """One sample to generate. Requests with the same `group` go to the same engine (prefix cache).
 
-    `token_ids` may already hold a partial answer (partial rollout): the engine simply continues it.
+    `token_ids` may already hold a partial answer (partial rollout): its last `sampled` tokens. The engine
+    continues it.
     """
 
     request_id: str
@@ -45,6 +50,7 @@ class Request:
     seed: int
     sampling: Sampling
     group: int = 0
+    sampled: int = 0
 
 
 @dataclass(frozen=True)
