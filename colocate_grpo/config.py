@@ -223,7 +223,6 @@ class MemoryConfig(Section):
     """Sharing a card between engine and trainer."""
 
     gpu_gib: float | None = Field(None, gt=0, description="Memory of a card for `plan`; default the real one's.")
-    offload: bool = Field(True, description="Sleep and wake the trainer around the rollout.")
     backup_dir: Path | None = Field(None, description="Put what sleeps on disk here instead of host RAM.")
     expandable_segments: bool = Field(False, description="CUDA allocator option; upstream savers refuse it.")
     kv_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = Field("auto", description="Type of the engine's KV cache.")

@@ -1,4 +1,4 @@
-"""Evaluation: n samples a problem, pass@1 with a standard error clustered by problem, and the protocol it was done by."""
+"""Evaluation: n samples a problem, pass@1 with its standard error, and the protocol it was done by."""
 
 from __future__ import annotations
 
