@@ -78,6 +78,7 @@ class Removal:
     attempt: int
     time: float
     steps: list[int]
+    evaluations: list[EvalPoint]
     reason: str = ""
 
 
@@ -114,11 +115,11 @@ def view(rows: Iterable[Row]) -> StepView:
         elif kind == "eval":
             points.update({point.key: point for point in eval_points(row)})
         elif kind in ("rollback", "attempt"):
-            removal = _removal(row, steps)
-            if removal.steps or removal.cause == "rollback":
+            removal = _removal(row, steps, points.values())
+            if removal.steps or removal.evaluations or removal.cause == "rollback":
                 removals.append(removal)
             steps = {step: kept for step, kept in steps.items() if step <= row["step"]}
-            points = {key: p for key, p in points.items() if p.baseline is not None or p.step <= row["step"]}
+            points = {key: p for key, p in points.items() if p not in removal.evaluations}
     ordered = sorted(points.values(), key=lambda p: (p.name, p.protocol, p.updates, p.baseline or 0))
     return StepView(dict(sorted(steps.items())), ordered, removals)
 
@@ -146,15 +147,16 @@ def _eval_point(row: Row, name: str) -> EvalPoint:
     )
 
 
-def _removal(row: Row, steps: Mapping[int, Row]) -> Removal:
+def _removal(row: Row, steps: Iterable[int], points: Iterable[EvalPoint]) -> Removal:
     gone = sorted(step for step in steps if step > row["step"])
     return Removal(
         cause="rollback" if row["kind"] == "rollback" else "resume",
         kept=row["step"],
-        came_from=int(row.get("from", gone[-1] if gone else row["step"])),
+        came_from=max([row.get("from", row["step"]), *gone]),
         attempt=row["attempt"],
         time=row["time"],
         steps=gone,
+        evaluations=[point for point in points if point.baseline is None and point.step > row["step"]],
         reason=row.get("reason", ""),
     )
 

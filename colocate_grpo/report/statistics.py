@@ -1,0 +1,103 @@
+"""Uncertainty of pass@1: problems are the clusters, samples of one problem are not independent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its standard error and its 95 % interval."""
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+
+    @property
+    def includes_zero(self) -> bool:
+        return self.low <= 0.0 <= self.high
+
+
+def pass_at_1(problem_means: Sequence[float]) -> Interval:
+    """pass@1 over problems drawn at random, each given by the mean of its samples in [0, 1].
+
+    The standard error is that of the mean of the problems, whatever the number of samples. The interval is
+    Wilson's with the effective number of observations p(1-p)/stderr^2 and Student's t: it stays inside [0, 1]
+    and keeps its coverage near the ends, where p +- 2 stderr does not. Where all problems agree on 0 or 1 the
+    number of problems takes the place of the effective number.
+    """
+    means = np.asarray(problem_means, dtype=float)
+    assert means.size > 0, "no problems"
+    value, stderr = float(means.mean()), standard_error(means)
+    return Interval(value, stderr, *wilson_interval(value, stderr, means.size))
+
+
+def wilson_interval(value: float, stderr: float, problems: int) -> tuple[float, float]:
+    """Interval of a rate in [0, 1] whose standard error over `problems` clusters is `stderr`."""
+    if problems < 2:
+        return 0.0, 1.0
+    observations = value * (1.0 - value) / stderr**2 if stderr > 0 else float(problems)
+    t2 = student_t(problems - 1) ** 2
+    centre = (value + t2 / (2 * observations)) / (1 + t2 / observations)
+    half = math.sqrt(t2 * (value * (1 - value) + t2 / (4 * observations)) / observations) / (1 + t2 / observations)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
+    """Mean of `after - before` over the problems that both have, with Student's t over the problems."""
+    shared = sorted(before.keys() & after.keys())
+    assert shared, "no problem in common"
+    differences = np.array([after[problem] - before[problem] for problem in shared])
+    value, stderr = float(differences.mean()), standard_error(differences)
+    half = student_t(len(shared) - 1) * stderr if len(shared) > 1 else math.inf
+    return Interval(value, stderr, value - half, value + half)
+
+
+def unpaired_difference(before: Interval, after: Interval) -> Interval:
+    """Difference of two rates measured on different problems (Newcombe's interval from the two single ones)."""
+    value = after.value - before.value
+    low = value - math.hypot(after.value - after.low, before.high - before.value)
+    high = value + math.hypot(after.high - after.value, before.value - before.low)
+    return Interval(value, math.hypot(before.stderr, after.stderr), low, high)
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """Standard error of the mean; nan for a single value."""
+    array = np.asarray(values, dtype=float)
+    return float(array.std(ddof=1) / math.sqrt(array.size)) if array.size > 1 else math.nan
+
+
+def sampling_noise(scores_by_problem: Mapping[str, Sequence[float]]) -> float:
+    """Standard deviation of pass@1 when the same weights answer the same problems again; nan with one sample each."""
+    variances = [np.var(scores, ddof=1) / len(scores) for scores in scores_by_problem.values() if len(scores) > 1]
+    return math.sqrt(sum(variances)) / len(variances) if variances else math.nan
+
+
+def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Two-sided quantile of Student's t (exact for 1 and 2 degrees of freedom, else to 3 digits; Hill 1970)."""
+    tail = (1 + confidence) / 2
+    if freedom == 1:
+        return math.tan(math.pi * (tail - 0.5))
+    if freedom == 2:
+        return (2 * tail - 1) * math.sqrt(2 / (4 * tail * (1 - tail)))
+    z, n = NormalDist().inv_cdf(tail), freedom
+    terms = [
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    ]
+    return z + sum(term / n ** (power + 1) for power, term in enumerate(terms))
+
+
+def expected_maximum(evaluations: int, noise: float) -> float:
+    """How far the best of `evaluations` equal models lies above the truth by sampling noise alone (Blom 1958)."""
+    return noise * NormalDist().inv_cdf((evaluations - 0.375) / (evaluations + 0.25)) if evaluations > 1 else 0.0
