@@ -152,7 +152,7 @@ def _removal(row: Row, steps: Iterable[int], points: Iterable[EvalPoint]) -> Rem
     return Removal(
         cause="rollback" if row["kind"] == "rollback" else "resume",
         kept=row["step"],
-        came_from=max([row.get("from", row["step"]), *gone]),
+        came_from=row["from"] if "from" in row else max([row["step"], *gone]),
         attempt=row["attempt"],
         time=row["time"],
         steps=gone,
