@@ -103,25 +103,58 @@ class StepView:
 def view(rows: Iterable[Row]) -> StepView:
     """The last row of each step wins; rows that a rollback or a resume went back over are gone, and told.
 
-    Evaluations of the untouched model are never removed: nothing that was trained is in them.
+    Steps are done in order: a row of a step also ends what an earlier attempt had written beyond it. Evaluations
+    of the untouched model are never removed: nothing that was trained is in them.
     """
-    steps: dict[int, Row] = {}
-    points: dict[tuple[str, str, int, int | None], EvalPoint] = {}
-    removals: list[Removal] = []
+    rows_so_far = _Counting()
     for row in rows:
         kind = row.get("kind")
         if kind == "step":
-            steps[row["step"]] = row
+            if rows_so_far.has_step_beyond(row):
+                rows_so_far.go_back({**row, "kind": "attempt", "step": row["step"] - 1})
+            rows_so_far.steps[row["step"]] = row
         elif kind == "eval":
-            points.update({point.key: point for point in eval_points(row)})
+            rows_so_far.points.update({point.key: point for point in eval_points(row)})
         elif kind in ("rollback", "attempt"):
-            removal = _removal(row, steps, points.values())
-            if removal.steps or removal.evaluations or removal.cause == "rollback":
-                removals.append(removal)
-            steps = {step: kept for step, kept in steps.items() if step <= row["step"]}
-            points = {key: p for key, p in points.items() if p not in removal.evaluations}
-    ordered = sorted(points.values(), key=lambda p: (p.name, p.protocol, p.updates, p.baseline or 0))
-    return StepView(dict(sorted(steps.items())), ordered, removals)
+            rows_so_far.go_back(row)
+    return rows_so_far.view()
+
+
+class _Counting:
+    """What counts after some of the rows."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Row] = {}
+        self.points: dict[tuple[str, str, int, int | None], EvalPoint] = {}
+        self.removals: list[Removal] = []
+
+    def has_step_beyond(self, row: Row) -> bool:
+        """True where an earlier attempt wrote the step of `row`, or a later one."""
+        return any(step >= row["step"] and old["attempt"] < row["attempt"] for step, old in self.steps.items())
+
+    def go_back(self, row: Row) -> None:
+        """Remove what lies beyond the step of a "rollback" or "attempt" row."""
+        gone = sorted(step for step in self.steps if step > row["step"])
+        lost = [point for point in self.points.values() if _is_beyond(point, row)]
+        cause: Literal["rollback", "resume"] = "rollback" if row["kind"] == "rollback" else "resume"
+        came_from = row["from"] if "from" in row else max([row["step"], *gone])
+        if gone or lost or cause == "rollback":
+            self.removals.append(
+                Removal(cause, row["step"], came_from, row["attempt"], row["time"], gone, lost, row.get("reason", ""))
+            )
+        self.steps = {step: kept for step, kept in self.steps.items() if step <= row["step"]}
+        self.points = {key: point for key, point in self.points.items() if point not in lost}
+
+    def view(self) -> StepView:
+        ordered = sorted(self.points.values(), key=lambda p: (p.name, p.protocol, p.updates, p.baseline or 0))
+        return StepView(dict(sorted(self.steps.items())), ordered, self.removals)
+
+
+def _is_beyond(point: EvalPoint, row: Row) -> bool:
+    """Whether going back to the step of `row` takes `point` away; today's attempt may have evaluated anew already."""
+    if point.baseline is not None or point.step <= row["step"]:
+        return False
+    return row["kind"] == "rollback" or point.attempt < row["attempt"]
 
 
 def eval_points(row: Row) -> list[EvalPoint]:
@@ -144,20 +177,6 @@ def _eval_point(row: Row, name: str) -> EvalPoint:
         attempt=row["attempt"],
         time=row["time"],
         values={"accuracy": row[f"eval/{name}"], **values},
-    )
-
-
-def _removal(row: Row, steps: Iterable[int], points: Iterable[EvalPoint]) -> Removal:
-    gone = sorted(step for step in steps if step > row["step"])
-    return Removal(
-        cause="rollback" if row["kind"] == "rollback" else "resume",
-        kept=row["step"],
-        came_from=row["from"] if "from" in row else max([row["step"], *gone]),
-        attempt=row["attempt"],
-        time=row["time"],
-        steps=gone,
-        evaluations=[point for point in points if point.baseline is None and point.step > row["step"]],
-        reason=row.get("reason", ""),
     )
 
 
