@@ -1,0 +1,381 @@
+"""The directory of checkpoints: what is complete, which one counts, what is kept, how a save is published.
+
+A checkpoint is written under a temporary name, made durable, sealed by its manifest, renamed, and only then are old
+ones rotated out. The directory is the truth: there is no index to disagree with it. Marks that come later (pinned,
+evaluated, damaged) are small files beside the manifest.
+
+Sizes are checked whenever the directory is scanned, hashes when it matters: the driver verifies the newest
+checkpoint before each attempt loads it, and marks it as damaged where a hash differs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from colocate_grpo.checkpoint.files import (
+    REMOVED_PREFIX,
+    files_below,
+    read_json,
+    remove_tree,
+    sha256_all,
+    sync_directory,
+    sync_tree,
+    write_json,
+)
+from colocate_grpo.config import CheckpointConfig, Config
+from colocate_grpo.errors import DataError
+
+MANIFEST = "manifest.json"
+EVALUATION = "evaluation.json"
+PINNED = "pinned.json"
+DAMAGED = "damaged.json"
+OWN_FIELDS = {"format", "step", "time", "files", "rollbacks"}
+MARKS = (MANIFEST, EVALUATION, PINNED, DAMAGED)
+ROLLBACKS = "rollbacks.json"
+SAVING_PREFIX = ".saving_"
+REPLACED_PREFIX = ".replaced_"
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """One return to an earlier checkpoint; `to` is -1 where the run began anew."""
+
+    came_from: int
+    to: int
+    reason: str
+    by: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint. `manifest` has at least step, time, files, rollbacks."""
+
+    path: Path
+    step: int
+    manifest: dict[str, Any]
+    evaluation: dict[str, Any] | None = None
+    pinned: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(entry["size"] for entry in self.manifest["files"].values())
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Saved before an evaluation that was due and has not been written yet."""
+        return bool(self.manifest.get("evaluation_due")) and self.evaluation is None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A directory that looks like a checkpoint and must not be loaded."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The directory at one moment: complete checkpoints in the order of steps, and the others with the reason."""
+
+    complete: list[Checkpoint] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+class CheckpointStore:
+    """Checkpoints of one run. One writer (the driver between attempts, global rank 0 in one); any number of readers."""
+
+    def __init__(self, run_dir: Path, config: CheckpointConfig, guard_window: int = 0):
+        self.run_dir = Path(run_dir)
+        self.root = self.run_dir / "checkpoints"
+        self.config = config
+        self.guard_window = guard_window
+
+    @classmethod
+    def of(cls, config: Config) -> CheckpointStore:
+        """The store of a configuration's run, which keeps a state older than the longest guard window."""
+        return cls(config.run_dir, config.checkpoint, config.guards.step.window)
+
+    # Reading
+
+    def scan(self) -> Scan:
+        """Look at every directory; sizes are compared with the manifest, contents are not read."""
+        found, history = Scan(), self.rollbacks()
+        for path in sorted(self.root.glob("step_*")):
+            if reason := _why_incomplete(path) or _why_rolled_back(path, history):
+                found.skipped.append(Skipped(path, reason))
+            else:
+                found.complete.append(_read(path))
+        found.complete.sort(key=lambda checkpoint: checkpoint.step)
+        return found
+
+    def complete(self) -> list[Checkpoint]:
+        """Complete checkpoints in the order of steps."""
+        return self.scan().complete
+
+    def newest(self) -> Checkpoint | None:
+        """The complete checkpoint to go on from."""
+        complete = self.complete()
+        return complete[-1] if complete else None
+
+    def newest_verified(self) -> tuple[Checkpoint | None, list[Skipped]]:
+        """The newest checkpoint whose hashes match, and all that was skipped; damaged ones are marked for good."""
+        while (newest := self.newest()) and (problems := self.verify(newest)):
+            write_json(newest.path / DAMAGED, {"problems": problems, "time": time.time()})
+        return newest, self.scan().skipped
+
+    def verify(self, checkpoint: Checkpoint) -> list[str]:
+        """Read all of a checkpoint and name the files whose contents are not those that were saved."""
+        expected = {checkpoint.path / name: entry["sha256"] for name, entry in checkpoint.manifest["files"].items()}
+        try:
+            actual = sha256_all(expected)
+        except OSError as error:  # a disk that cannot read a file back has lost it
+            return [str(error)]
+        return [
+            f"{path.relative_to(checkpoint.path)}: its contents changed after the save (sha256 differs)"
+            for path, digest in expected.items()
+            if actual[path] != digest
+        ]
+
+    def get(self, step: int) -> Checkpoint:
+        """The complete checkpoint of a step; DataError names what there is."""
+        scan = self.scan()
+        for checkpoint in scan.complete:
+            if checkpoint.step == step:
+                return checkpoint
+        why = [str(s) for s in scan.skipped if s.path == self._path(step)]
+        steps = ", ".join(str(checkpoint.step) for checkpoint in scan.complete) or "none"
+        raise DataError(f"{self.root}: no complete checkpoint of step {step} {why or ''}(complete: {steps})")
+
+    def best(self) -> Checkpoint | None:
+        """The best by `checkpoint.best_metric`; the earliest of equals."""
+        return next(iter(self._ranked(self.complete())), None)
+
+    def rollbacks(self) -> list[Rollback]:
+        """Every rollback of this run; their number salts the sampling seeds."""
+        return [Rollback(**entry) for entry in read_json(self.run_dir / ROLLBACKS) or []]
+
+    def rollback_target(self, fired_at: int) -> int:
+        """Step to go back to when a guard fired at `fired_at`: older than its window, else the oldest, else -1."""
+        steps = [checkpoint.step for checkpoint in self.complete() if checkpoint.step < fired_at]
+        healthy = [step for step in steps if step <= fired_at - self.guard_window]
+        return max(healthy) if healthy else min(steps, default=-1)
+
+    # Writing
+
+    def tidy(self) -> None:
+        """Finish or remove what a kill cut off; only for the writer, while nothing else writes."""
+        for path in self.root.glob(f"{REPLACED_PREFIX}*"):
+            original = path.with_name(path.name.removeprefix(REPLACED_PREFIX))
+            if original.exists():
+                remove_tree(path)
+            else:
+                path.rename(original)
+        for prefix in (SAVING_PREFIX, REMOVED_PREFIX):
+            for path in self.root.glob(f"{prefix}*"):
+                shutil.rmtree(path)
+
+    def begin(self, step: int, needed_bytes: int | None = None) -> Path:
+        """A fresh temporary directory for all ranks to write into.
+
+        `needed_bytes`: size of the checkpoint, default that of the newest one. OSError where the disk has no room
+        for it; checkpoints that no run can go back to are given up first.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        needed = self._expected_size() if needed_bytes is None else needed_bytes
+        if self._lacks(needed):
+            self._remove_dead()
+        if missing := self._lacks(needed):
+            raise OSError(
+                errno.ENOSPC,
+                f"not enough room for the checkpoint of step {step}: {needed / 2**30:.2f} GiB and "
+                f"checkpoint.min_free_gib={self.config.min_free_gib} are {missing / 2**30:.2f} GiB too much",
+                str(self.root),
+            )
+        path = self.root / f"{SAVING_PREFIX}{self._path(step).name}"
+        self.abandon(path)
+        path.mkdir()
+        return path
+
+    def abandon(self, path: Path) -> None:
+        """Remove the temporary directory of a save that failed."""
+        if path.exists():
+            shutil.rmtree(path)
+
+    def publish(self, path: Path, manifest_fields: Mapping[str, Any]) -> Checkpoint:
+        """Seal what `begin` gave and all ranks have written, give it its name, then rotate old ones out.
+
+        `manifest_fields`: metrics, fingerprints and the like; `evaluation_due=True` keeps the checkpoint until
+        `mark_evaluated`. OSError leaves every earlier checkpoint as it was.
+        """
+        step = _step_of(path.name.removeprefix(SAVING_PREFIX))
+        sync_tree(path)
+        write_json(path / MANIFEST, self._manifest(path, step, manifest_fields))
+        self._rename(path, self._path(step))
+        self.rotate()
+        self._remove_dead()
+        return _read(self._path(step))
+
+    def mark_evaluated(self, step: int, values: Mapping[str, Any]) -> None:
+        """Record the evaluation of a saved step (metric name -> value), which decides what is best."""
+        write_json(self.get(step).path / EVALUATION, dict(values))
+        self.rotate()
+
+    def pin(self, step: int, pinned: bool = True) -> Checkpoint:
+        """Keep a checkpoint for good, or let it go again."""
+        path = self.get(step).path
+        if pinned:
+            write_json(path / PINNED, {"time": time.time()})
+        else:
+            (path / PINNED).unlink(missing_ok=True)
+        return self.get(step)
+
+    def rollback(self, step: int, *, came_from: int, reason: str, by: str = "user") -> Rollback:
+        """Go back to the checkpoint of `step` (-1: to the beginning): later ones no longer count.
+
+        One atomic write decides it. The files of later checkpoints stay until the next save.
+        """
+        if step >= 0:
+            self.get(step)
+        entry = Rollback(came_from=came_from, to=step, reason=reason, by=by, time=time.time())
+        write_json(self.run_dir / ROLLBACKS, [vars(old) for old in [*self.rollbacks(), entry]])
+        return entry
+
+    def expendable(self) -> list[Checkpoint]:
+        """Complete checkpoints that the rules of `checkpoint.*` no longer keep."""
+        complete = self.complete()
+        kept = self._kept(complete)
+        return [checkpoint for checkpoint in complete if checkpoint.step not in kept]
+
+    def rotate(self) -> list[int]:
+        """Remove what the rules no longer keep; returns the steps."""
+        removed = self.expendable()
+        for checkpoint in removed:
+            remove_tree(checkpoint.path)
+        return [checkpoint.step for checkpoint in removed]
+
+    # Parts
+
+    def _path(self, step: int) -> Path:
+        return self.root / f"step_{step:06d}"
+
+    def _kept(self, complete: list[Checkpoint]) -> set[int]:
+        steps = [checkpoint.step for checkpoint in complete]
+        if not steps:
+            return set()
+        kept = set(steps[-self.config.keep_last :])
+        kept.update(checkpoint.step for checkpoint in self._ranked(complete)[: self.config.keep_best])
+        kept.update(c.step for c in complete if c.pinned or c.awaits_evaluation)
+        if self.config.keep_every:
+            kept.update(step for step in steps if (step + 1) % self.config.keep_every == 0)
+        # A guard that fires now may have missed the beginning of the trouble: one state from before its window stays,
+        # and the one after it, which takes its place once it is old enough.
+        before = sum(step <= steps[-1] - self.guard_window for step in steps)
+        kept.update(steps[max(0, before - 1) : before + 1])
+        return kept
+
+    def _ranked(self, complete: list[Checkpoint]) -> list[Checkpoint]:
+        scored = [(c.evaluation or {}).get(self.config.best_metric or "") for c in complete]
+        pairs = [(score, c) for score, c in zip(scored, complete, strict=True) if score is not None]
+        return [c for _, c in sorted(pairs, key=lambda pair: (-pair[0], pair[1].step))]
+
+    def _manifest(self, path: Path, step: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+        hashes = sha256_all(p for p in files_below(path) if p.name not in MARKS)
+        files = {str(p.relative_to(path)): {"size": p.stat().st_size, "sha256": h} for p, h in hashes.items()}
+        own: dict[str, Any] = {
+            "format": 1,
+            "step": step,
+            "time": time.time(),
+            "files": files,
+            "rollbacks": len(self.rollbacks()),
+        }
+        clash = OWN_FIELDS & fields.keys()
+        assert not clash, f"reserved keys among the manifest's fields: {clash}"
+        return {**own, **fields}
+
+    def _rename(self, source: Path, target: Path) -> None:
+        replaced = target.with_name(f"{REPLACED_PREFIX}{target.name}")
+        if target.exists():
+            target.rename(replaced)
+        source.rename(target)
+        sync_directory(self.root)
+        if replaced.exists():
+            remove_tree(replaced)
+
+    def _expected_size(self) -> int:
+        newest = self.newest()
+        return newest.size if newest else 0
+
+    def _lacks(self, needed: int) -> int:
+        missing = needed + int(self.config.min_free_gib * 2**30) - shutil.disk_usage(self.root).free
+        return max(0, missing)
+
+    def _remove_dead(self) -> None:
+        """Give up rolled-back and damaged directories, unless nothing complete is left or someone pinned them."""
+        scan = self.scan()
+        if not scan.complete:
+            return
+        for skipped in scan.skipped:
+            if not (skipped.path / PINNED).exists():
+                remove_tree(skipped.path)
+
+
+def _step_of(name: str) -> int:
+    match = re.fullmatch(r"step_(\d+)", name)
+    assert match, f"{name} is no checkpoint's name"
+    return int(match[1])
+
+
+def _read(path: Path) -> Checkpoint:
+    return Checkpoint(
+        path=path,
+        step=_step_of(path.name),
+        manifest=read_json(path / MANIFEST),
+        evaluation=read_json(path / EVALUATION),
+        pinned=(path / PINNED).exists(),
+    )
+
+
+def _why_incomplete(path: Path) -> str | None:
+    if not re.fullmatch(r"step_\d+", path.name):
+        return "no checkpoint's name"
+    if (path / DAMAGED).exists():
+        problems = (read_json(path / DAMAGED) or {}).get("problems", ["found damaged"])
+        return f"damaged: {'; '.join(problems[:3])}"
+    manifest = read_json(path / MANIFEST)
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("step") != _step_of(path.name)
+        or not manifest.keys() >= OWN_FIELDS
+    ):
+        return "no readable manifest: the save did not finish"
+    return next((problem for name, entry in manifest["files"].items() if (problem := _size(path / name, entry))), None)
+
+
+def _size(path: Path, entry: Mapping[str, Any]) -> str | None:
+    try:
+        actual = os.stat(path).st_size
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    return None if actual == entry["size"] else f"{path.name} has {actual} bytes instead of {entry['size']}"
+
+
+def _why_rolled_back(path: Path, history: list[Rollback]) -> str | None:
+    manifest = read_json(path / MANIFEST)
+    for number, entry in enumerate(history[manifest["rollbacks"] :], start=manifest["rollbacks"] + 1):
+        if manifest["step"] > entry.to:
+            return f"rolled back (rollback {number} went back to step {entry.to})"
+    return None
