@@ -104,6 +104,9 @@ class RolloutEngine(Protocol):
     async def checksums(self) -> dict[str, str]:
         """Checksum by Hugging Face name of the weights that the engine really holds."""
 
+    async def restart_lost(self) -> None:
+        """Bring lost engines back, asleep; called while the cards are empty. Nothing where none is lost."""
+
     async def health(self) -> bool: ...
 
     async def stop(self) -> None: ...
