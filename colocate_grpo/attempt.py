@@ -1,0 +1,392 @@
+"""One attempt at a run, on every rank: the verbs that the loop is written in.
+
+Ranks are SPMD. What rank 0 alone knows (a stop request, a guard, a full disk) it decides alone and announces, so
+that all ranks take the same way; while it generates, the others wait on the store and no collective is outstanding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from colocate_grpo.config import Config
+from colocate_grpo.lead import Lead, StopRequested
+from colocate_grpo.memory.ledger import Ledger
+from colocate_grpo.memory.saver import make_saver
+from colocate_grpo.observe.guards import check_rollout, check_step
+from colocate_grpo.rollout.engine import RolloutEngine
+from colocate_grpo.train.parallel import Parallel
+from colocate_grpo.train.step import Trainer
+from colocate_grpo.trajectory import Trajectory
+from colocate_grpo.weights.push import push, verify
+
+log = logging.getLogger(__name__)
+HEARTBEAT = "heartbeat"
+NOTHING = "nothing"
+EngineFactory = Callable[[Config, Path, Path, Callable[..., None]], RolloutEngine]
+
+
+class RollBack(Exception):
+    """A guard wants the run to go back to an earlier checkpoint."""
+
+
+class GuardStop(Exception):
+    """A guard wants the run to stop."""
+
+
+class Attempt:
+    """Trainer, memory and decisions of one rank; `lead` is there on global rank 0 only."""
+
+    def __init__(self, config: Config, run_dir: Path, model_dir: Path, parallel: Parallel, lead: Lead | None) -> None:
+        self.config, self.run_dir, self.model_dir = config, run_dir, model_dir
+        self.parallel, self.lead = parallel, lead
+        self.ledger = Ledger(parallel.device, config.memory.tolerance_mib * 2**20)
+        self.saver = make_saver(config, parallel.device, self.ledger, parallel.rank)
+        self.version = 0
+        self.step = 0
+        self.row: dict[str, Any] = {}
+        self.resume_state: dict[str, Any] | None = None
+        self.saved_step = -1
+        self._skip = False
+        self.resumed_at: int | None = None
+        self._turn = 0
+        if lead:
+            lead.on_life = lambda: parallel.store.add(HEARTBEAT, 1)
+
+    # -- start ------------------------------------------------------------------------------------------------
+
+    def start(self, make_engine: EngineFactory) -> int:
+        """Engines on empty cards, then the trainer, then the first push. Returns the step to begin with."""
+        self._start_engines(make_engine)
+        self._start_trainer()
+        first = self._resume()
+        self.sleep_trainer()
+        self.push()
+        return first
+
+    def _start_engines(self, make_engine: EngineFactory) -> None:
+        self.ledger.enter("engine_start")
+        if self.lead:
+            engine = make_engine(self.config, self.run_dir, self.model_dir, self.lead.events.emit)
+            self.lead.start(engine, salt=len(self.lead.store.rollbacks()))
+        self._note_engines(weights=True, kv_cache=True)
+        self.sleep_engines()
+
+    def _start_trainer(self) -> None:
+        self.ledger.enter("trainer_start")
+        self.trainer = Trainer.build(self.config, self.parallel, self.saver, self.model_dir)
+        for memory_class in ("weights", "gradients", "optimizer", "nccl"):
+            self.ledger.note(memory_class, True)
+
+    def _resume(self) -> int:
+        path = self.agree("resume", self._newest_checkpoint)
+        if path == NOTHING:
+            self._remember(step=-1)
+            return 0
+        state = json.loads((Path(path) / "loop.json").read_text())
+        self.trainer.load(Path(path) / "megatron")
+        self.version, self.saved_step = state["version"], state["step"]
+        if self.lead:
+            self.lead.sampler.restore(state["sampler"], {p.id: p for p in self.lead.prompts.rows})
+            self.lead.resume_at(state["step"], state["row"])
+            self.lead.events.emit("resume", step=state["step"], checkpoint=Path(path).name)
+        self.resumed_at = state["step"] + 1
+        self._remember(state["step"])
+        return self.resumed_at
+
+    def _newest_checkpoint(self) -> str:
+        assert self.lead
+        checkpoint = self.lead.store.newest()
+        if not checkpoint:
+            self.lead.resume_at(-1, {})
+        return str(checkpoint.path) if checkpoint else NOTHING
+
+    # -- the verbs of the loop --------------------------------------------------------------------------------
+
+    @contextmanager
+    def one_step(self, step: int) -> Iterator[None]:
+        """Times a step and records its row."""
+        started = time.monotonic()
+        self.step, self.row = step, {}
+        yield
+        self.row["perf/step_time"] = time.monotonic() - started
+        self.row |= self.ledger.metrics()
+        if self.lead:
+            self.lead.record("step", step, self.row)
+
+    def rollout(self, step: int) -> list[Trajectory] | None:
+        """The batch on rank 0, an empty list elsewhere; None where a guard says to skip it."""
+        self.ledger.enter("rollout")
+        self.ledger.require()
+        batch: list[Trajectory] = []
+
+        def decide() -> str:
+            assert self.lead
+            if self.lead.stop_file.exists():
+                return "stop"
+            try:
+                collected, metrics = self.lead.collect(step, self.version)
+            except StopRequested:
+                return "stop"
+            batch.extend(collected.trajectories)
+            self.row |= metrics
+            return self._guard_decision(check_rollout(metrics, self.config.guards.rollout))
+
+        self._follow(self.agree(f"rollout/{step}", decide))
+        return None if self._skip else batch
+
+    def sleep_engines(self) -> None:
+        """Engines give their cards away; every rank knows when they have."""
+        with self.timer("perf/sleep_wake_time"):
+            self.agree("engines_asleep", lambda: self._call(lambda e: e.sleep()))
+            self._note_engines(weights=False, kv_cache=False)
+
+    def wake_trainer(self) -> None:
+        """Optimizer, weights and gradients come back; lost engines are restarted first, on cards still empty."""
+        self.ledger.enter("idle")
+        self.agree("engines_whole", lambda: self._call(lambda e: e.restart_lost()))
+        self.ledger.enter("train")
+        with self.timer("perf/sleep_wake_time"):
+            self.trainer.wake(("optimizer", "weights", "gradients"))
+            self.ledger.note("nccl", True)
+
+    def sleep_trainer(self) -> None:
+        """Everything but the weights, which the push still needs."""
+        with self.timer("perf/sleep_wake_time"):
+            self.trainer.sleep(("optimizer", "gradients"))
+
+    def update(self, step: int, batch: list[Trajectory]) -> None:
+        """The GRPO update, its guards, and the new weight version."""
+        self.ledger.require()
+        self._phase("train")
+        with self.timer("perf/actor_train_time"):
+            metrics = self.trainer.step(batch if self.lead else None, step)
+        self.row |= metrics
+        self.version += 1
+        self._follow(self.agree(f"step/{step}", self._step_decision))
+
+    def save_if_due(self, step: int) -> None:
+        """A failed save is told and the run goes on; a step that a guard marked is not saved."""
+        self._remember(step)
+        if (step + 1) % self.config.checkpoint.every == 0 and not self._skip:
+            self.save()
+
+    def save(self) -> None:
+        """Checkpoint of the last finished step; the trainer must be awake."""
+        assert self.resume_state is not None
+        if self.resume_state["step"] in (-1, self.saved_step):
+            return
+        self.ledger.enter("save")
+        self.ledger.require()
+        self._phase("save")
+        with self.timer("perf/save_time"):
+            self._save(self.resume_state)
+
+    def push(self) -> None:
+        """Trainer to engines as one versioned transaction; then the cards belong to the engines."""
+        self.ledger.enter("push")
+        self._phase("push")
+        self.agree("engines_awake", lambda: self._call(lambda e: e.wake(("weights",))))
+        self._note_engines(weights=True, kv_cache=False)
+        engines = [self.lead.engine] if self.lead else []
+        stats = self._run(push(self.trainer, engines, self.version, self.config.rollout.bucket_mib))
+        self.row |= {"perf/update_weights_time": stats.seconds, "perf/update_weights_gb_per_s": stats.gb_per_s}
+        every = self.config.rollout.verify_weights_every
+        if every and self.version % every == 0:
+            self._run(verify(self.trainer, engines))
+        with self.timer("perf/sleep_wake_time"):
+            self.trainer.sleep(("weights",))
+            self.ledger.note("nccl", False)
+            self.agree("kv_awake", lambda: self._call(lambda e: e.wake(("kv_cache",))))
+        self._note_engines(weights=True, kv_cache=True)
+
+    def evaluate_untouched(self) -> None:
+        """Evaluations of the model before any update, as often as `eval.baseline_repeats` says."""
+        if not (self.config.eval.at_start and self.config.eval.sets and self.version == 0):
+            return
+        for repeat in range(self.config.eval.baseline_repeats):
+            self._evaluate(0, repeat)
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Also makes up for an evaluation that a crash took."""
+        if step >= 0 and self.config.eval.every and (step + 1) % self.config.eval.every == 0:
+            self._evaluate(step, None)
+
+    def skip(self, step: int) -> None:
+        """Go on without an update; the prompts are used up all the same."""
+        self.row["train/skipped"] = 1.0
+        self._remember(step)
+
+    def save_from_rollout(self) -> None:
+        """Save what is not saved yet while the engines hold the cards: at the end of a run, or of its patience."""
+        if self.resume_state and self.resume_state["step"] not in (-1, self.saved_step):
+            self.sleep_engines()
+            self.wake_trainer()
+            self.save()
+
+    def finish(self) -> None:
+        """Save the last step, and say that the run went to its end."""
+        self.save_from_rollout()
+        if self.lead:
+            self.lead.state.update(phase="done", step=self.config.run.steps)
+
+    # -- details ----------------------------------------------------------------------------------------------
+
+    def agree(self, topic: str, decide: Callable[[], str | None]) -> str:
+        """What rank 0 decides, on all ranks; they wait on the store without an outstanding collective."""
+        self._turn += 1
+        key = f"{self._turn}/{topic}"
+        if not self.lead:
+            return self._await(key)
+        decision = decide() or "go"
+        self.parallel.announce(key, decision)
+        return decision
+
+    def _await(self, key: str) -> str:
+        """Wait for rank 0 as long as it gives signs of life, however long a rollout takes."""
+        while True:
+            beats = self.parallel.store.add(HEARTBEAT, 0)
+            try:
+                return self.parallel.wait_for(key, self.config.run.hang_timeout)
+            except TimeoutError:  # no answer yet; an end only where rank 0 shows no progress either
+                if self.parallel.store.add(HEARTBEAT, 0) == beats:
+                    raise
+
+    @contextmanager
+    def timer(self, name: str) -> Iterator[None]:
+        """Adds the seconds inside to the step's row."""
+        started = time.monotonic()
+        yield
+        self.row[name] = self.row.get(name, 0.0) + time.monotonic() - started
+
+    def _evaluate(self, step: int, repeat: int | None) -> None:
+        self.ledger.enter("eval")
+        self.ledger.require()
+
+        def decide() -> str:
+            lead = self.lead
+            assert lead
+            if len(lead.evaluated(step, repeat)) == len(lead.evaluators):
+                return "go"
+            try:
+                self._record_evaluation(lead, step, repeat)
+            except StopRequested:
+                return "stop"
+            return "go"
+
+        self._follow(self.agree(f"eval/{step}/{repeat}", decide))
+
+    def _record_evaluation(self, lead: Lead, step: int, repeat: int | None) -> None:
+        base = repeat is not None
+        row = lead.evaluate(
+            f"baseline {repeat}" if base else f"step {step}", f"baseline_{repeat}" if base else f"step_{step}"
+        )
+        extra = {"baseline": repeat, "updates": 0} if base else {"updates": step + 1}
+        lead.record("eval", step, {**row, **extra})
+        lead.events.emit("eval", step=step, **{k: v for k, v in row.items() if k.count("/") == 1}, **extra)
+        if not base:
+            lead.store.mark_evaluated(step, {k: v for k, v in row.items() if isinstance(v, float)})
+
+    def _call(self, work: Callable[[RolloutEngine], Any]) -> None:
+        assert self.lead
+        self.lead.call(work(self.lead.engine))
+
+    def _run(self, work: Any) -> Any:
+        return self.lead.call(work) if self.lead else asyncio.run(work)
+
+    def _phase(self, phase: str) -> None:
+        if self.lead:
+            self.lead.state.update(step=self.step, phase=phase)
+
+    def _note_engines(self, *, weights: bool, kv_cache: bool) -> None:
+        self.ledger.note("engine_weights", weights)
+        self.ledger.note("kv_cache", kv_cache)
+
+    def _remember(self, step: int) -> None:
+        """What a checkpoint must hold to go on exactly from the end of `step`."""
+        sampler = self.lead.sampler.state() if self.lead else {}
+        row = {k: v for k, v in self.row.items() if not k.startswith("perf/")}
+        self.resume_state = {"step": step, "version": self.version, "sampler": sampler, "row": row}
+
+    def _save(self, state: dict[str, Any]) -> None:
+        path = self.agree("save", lambda: self._begin_save(state["step"]))
+        if path == NOTHING:
+            return
+        error = self._write_trainer(Path(path) / "megatron")
+        published = self.agree("publish", lambda: self._publish(Path(path), state, error))
+        if published != NOTHING:
+            self.saved_step = state["step"]
+
+    def _begin_save(self, step: int) -> str:
+        assert self.lead
+        try:
+            return str(self.lead.store.begin(step))
+        except OSError as error:  # no room: the run is worth more than this checkpoint
+            return self._save_failed(step, error)
+
+    def _write_trainer(self, directory: Path) -> Exception | None:
+        """The error is told by rank 0; torch's checkpoint writer raises on all ranks where it fails on one."""
+        try:
+            self.trainer.save(directory)
+        except (OSError, CheckpointException) as error:
+            return error
+        return None
+
+    def _publish(self, path: Path, state: dict[str, Any], error: Exception | None) -> str:
+        assert self.lead
+        if error:
+            self.lead.store.abandon(path)
+            return self._save_failed(state["step"], error)
+        try:
+            (path / "loop.json").write_text(json.dumps(state))
+            due = self.config.eval.every and (state["step"] + 1) % self.config.eval.every == 0
+            checkpoint = self.lead.store.publish(path, {"evaluation_due": bool(due)})
+        except OSError as failure:  # a full disk, say: told loudly, and the run goes on
+            self.lead.store.abandon(path)
+            return self._save_failed(state["step"], failure)
+        self.lead.events.emit("save", step=state["step"], bytes=checkpoint.size)
+        return str(checkpoint.path)
+
+    def _save_failed(self, step: int, error: Exception) -> str:
+        assert self.lead
+        log.error("checkpoint of step %d failed, the run goes on without it: %s", step, error)
+        self.lead.events.emit("save_failed", step=step, error=str(error))
+        return NOTHING
+
+    def _step_decision(self) -> str:
+        assert self.lead
+        history = [row for _, row in sorted(self.lead.view().steps.items())]
+        return self._guard_decision(
+            check_step([*history, {**self.row, "step": self.step}], self.config.guards.step, self.resumed_at)
+        )
+
+    def _guard_decision(self, firings: list[Any]) -> str:
+        """The strongest action of the guards that fired; each is an event."""
+        assert self.lead
+        for f in firings:
+            self.lead.events.emit("guard", step=self.step, name=f.name, action=f.action, message=f.message, **f.numbers)
+            log.warning("guard %s (%s): %s", f.name, f.action, f.message)
+        ranked = ["rollback", "stop_guard", "skip"]
+        actions = {"stop": "stop_guard"}
+        fired = {actions.get(f.action, f.action): f for f in firings}
+        strongest = next((a for a in ranked if a in fired), None)
+        return f"{strongest}:{fired[strongest].message}" if strongest else "go"
+
+    def _follow(self, decision: str) -> None:
+        """Take the way that rank 0 announced."""
+        what, _, why = decision.partition(":")
+        self._skip = what == "skip"
+        if what == "stop":
+            raise StopRequested
+        if what == "stop_guard":
+            raise GuardStop(why)
+        if what == "rollback":
+            raise RollBack(why)
