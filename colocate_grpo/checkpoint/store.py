@@ -30,7 +30,7 @@ from colocate_grpo.checkpoint.files import (
     sync_tree,
     write_json,
 )
-from colocate_grpo.config import CheckpointConfig, Config
+from colocate_grpo.config import CheckpointConfig, Config, StepGuards
 from colocate_grpo.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -42,6 +42,7 @@ MARKS = (MANIFEST, EVALUATION, PINNED, DAMAGED)
 ROLLBACKS = "rollbacks.json"
 SAVING_PREFIX = ".saving_"
 REPLACED_PREFIX = ".replaced_"
+DEFAULT_GUARD_WINDOW: int = StepGuards.model_fields["window"].default
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,19 @@ class Scan:
     skipped: list[Skipped] = field(default_factory=list)
 
 
+class SaveError(OSError):
+    """A save that cannot be begun; every earlier checkpoint is as it was."""
+
+
+def rollbacks(run_dir: Path) -> list[Rollback]:
+    """Every rollback of a run; their number salts the sampling seeds."""
+    return [Rollback(**entry) for entry in read_json(Path(run_dir) / ROLLBACKS) or []]
+
+
 class CheckpointStore:
     """Checkpoints of one run. One writer (the driver between attempts, global rank 0 in one); any number of readers."""
 
-    def __init__(self, run_dir: Path, config: CheckpointConfig, guard_window: int = 0):
+    def __init__(self, run_dir: Path, config: CheckpointConfig, guard_window: int = DEFAULT_GUARD_WINDOW):
         self.run_dir = Path(run_dir)
         self.root = self.run_dir / "checkpoints"
         self.config = config
@@ -165,8 +175,8 @@ class CheckpointStore:
         return next(iter(self._ranked(self.complete())), None)
 
     def rollbacks(self) -> list[Rollback]:
-        """Every rollback of this run; their number salts the sampling seeds."""
-        return [Rollback(**entry) for entry in read_json(self.run_dir / ROLLBACKS) or []]
+        """Every rollback of this run."""
+        return rollbacks(self.run_dir)
 
     def rollback_target(self, fired_at: int) -> int:
         """Step to go back to when a guard fired at `fired_at`: older than its window, else the oldest, else -1."""
@@ -191,7 +201,7 @@ class CheckpointStore:
     def begin(self, step: int, needed_bytes: int | None = None) -> Path:
         """A fresh temporary directory for all ranks to write into.
 
-        `needed_bytes`: size of the checkpoint, default that of the newest one. OSError where the disk has no room
+        `needed_bytes`: size of the checkpoint, default that of the newest one. SaveError where the disk has no room
         for it; checkpoints that no run can go back to are given up first.
         """
         self.root.mkdir(parents=True, exist_ok=True)
@@ -199,7 +209,7 @@ class CheckpointStore:
         if self._lacks(needed):
             self._remove_dead()
         if missing := self._lacks(needed):
-            raise OSError(
+            raise SaveError(
                 errno.ENOSPC,
                 f"not enough room for the checkpoint of step {step}: {needed / 2**30:.2f} GiB and "
                 f"checkpoint.min_free_gib={self.config.min_free_gib} are {missing / 2**30:.2f} GiB too much",
@@ -302,9 +312,8 @@ class CheckpointStore:
             "files": files,
             "rollbacks": len(self.rollbacks()),
         }
-        clash = OWN_FIELDS & fields.keys()
-        assert not clash, f"reserved keys among the manifest's fields: {clash}"
-        return {**own, **fields}
+        assert fields.get("step", step) == step, f"a manifest of step {fields['step']} for the save of step {step}"
+        return {**fields, **own}
 
     def _rename(self, source: Path, target: Path) -> None:
         replaced = target.with_name(f"{REPLACED_PREFIX}{target.name}")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colocate_grpo.checkpoint.store import CheckpointStore
+from colocate_grpo.checkpoint.store import CheckpointStore, SaveError
 from colocate_grpo.config import CheckpointConfig
 from colocate_grpo.errors import DataError
 
@@ -216,7 +216,7 @@ def test_a_rollback_to_the_beginning_and_targets(tmp_path: Path) -> None:
 def test_no_room_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     target = store(tmp_path)
     save(target, 0)
-    with pytest.raises(OSError, match=r"step 1.*GiB too much") as caught:
+    with pytest.raises(SaveError, match=r"step 1.*GiB too much") as caught:
         target.begin(1, needed_bytes=1 << 60)
     assert caught.value.errno == errno.ENOSPC
     assert steps(target) == [0]
@@ -229,6 +229,6 @@ def test_room_is_made_from_what_no_run_can_go_back_to_but_not_from_what_is_pinne
         save(target, step)
     target.pin(1)
     target.rollback(0, came_from=2, reason="test")
-    with pytest.raises(OSError):
+    with pytest.raises(SaveError):
         target.begin(1, needed_bytes=1 << 60)
     assert sorted(path.name for path in target.root.iterdir()) == ["step_000000", "step_000001"]
