@@ -27,27 +27,33 @@ class Interval:
 
 
 def pass_at_1(problem_means: Sequence[float]) -> Interval:
-    """pass@1 over problems drawn at random, each given by the mean of its samples in [0, 1].
+    """pass@1 over problems drawn at random, each given by the mean of its samples.
 
-    The standard error is that of the mean of the problems, whatever the number of samples. The interval is
-    Wilson's with the effective number of observations p(1-p)/stderr^2 and Student's t: it stays inside [0, 1]
-    and keeps its coverage near the ends, where p +- 2 stderr does not. Where all problems agree on 0 or 1 the
-    number of problems takes the place of the effective number.
+    The standard error is that of the mean of the problems, whatever the number of samples.
     """
     means = np.asarray(problem_means, dtype=float)
     assert means.size > 0, "no problems"
     value, stderr = float(means.mean()), standard_error(means)
-    return Interval(value, stderr, *wilson_interval(value, stderr, means.size))
+    return Interval(value, stderr, *interval_of_mean(value, stderr, means.size))
 
 
-def wilson_interval(value: float, stderr: float, problems: int) -> tuple[float, float]:
-    """Interval of a rate in [0, 1] whose standard error over `problems` clusters is `stderr`."""
+def interval_of_mean(value: float, stderr: float, problems: int) -> tuple[float, float]:
+    """95 % interval of a mean over `problems` clusters.
+
+    Of a rate in [0, 1] it is Wilson's, with the effective number of observations p(1-p)/stderr^2 and Student's t:
+    it stays inside [0, 1] and keeps its coverage near the ends, where p +- 2 stderr does not. Where all problems
+    agree on 0 or 1, the number of problems takes the place of the effective number. Other means (a reward may lie
+    anywhere) get Student's t.
+    """
     if problems < 2:
-        return 0.0, 1.0
+        return -math.inf, math.inf
+    if not 0.0 <= value <= 1.0:
+        half = student_t(problems - 1) * stderr
+        return value - half, value + half
     observations = value * (1.0 - value) / stderr**2 if stderr > 0 else float(problems)
-    t2 = student_t(problems - 1) ** 2
-    centre = (value + t2 / (2 * observations)) / (1 + t2 / observations)
-    half = math.sqrt(t2 * (value * (1 - value) + t2 / (4 * observations)) / observations) / (1 + t2 / observations)
+    weight = student_t(problems - 1) ** 2 / max(observations, 1e-9)
+    centre = (value + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * (value * (1 - value) + weight / 4)) / (1 + weight)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
