@@ -22,10 +22,11 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that reads `1e-6` as a number (YAML 1.1 reads it as text) and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
+        seen: set[str] = set()
         for key, _ in node.value:
-            if keys.count(key.value) > 1:
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value}: given twice", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

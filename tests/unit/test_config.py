@@ -1,0 +1,140 @@
+"""Configuration files: what is refused, how it is said, and that nothing is lost on the way to disk and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colocate_grpo.config import Config
+from colocate_grpo.config_file import changes, dump_config, explain_rows, identity_changes, load_config
+from colocate_grpo.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+MINIMAL = "model:\n  path: some/model\ndata:\n  train: some/data.jsonl\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def message_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_config(path, overrides)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_is_valid(path):
+    assert isinstance(load_config(path), Config)
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", "0.000001", "+1e-06"])
+def test_numbers_that_yaml_reads_as_text_are_numbers(write, text):
+    config = load_config(write(MINIMAL + f"train:\n  optimizer:\n    lr: {text}\n"))
+    assert config.train.optimizer.lr == 1e-6
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("20s", 20), ("1.5m", 90), ("2h", 7200), ("1d", 86400), ("7", 7)])
+def test_durations(write, text, seconds):
+    assert load_config(write(MINIMAL), [f"run.dist_timeout={text}"]).run.dist_timeout == seconds
+
+
+def test_unknown_key_names_line_and_nearest_name(write):
+    path = write(MINIMAL + "rollout:\n  group_sise: 3\n")
+    assert message_of(path) == f"{path}:6: rollout.group_sise: unknown key (did you mean group_size?)"
+
+
+def test_unknown_section_names_nearest_section(write):
+    path = write(MINIMAL + "rolout:\n  group_size: 3\n")
+    assert message_of(path).startswith(f"{path}:5: rolout: unknown key (did you mean rollout?)")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.steps=0", "run.steps: 0 is not allowed"),
+        ("run.steps=abc", "run.steps: 'abc' is not allowed"),
+        ("rollout.engine=embeded", "did you mean embedded?"),
+        ("algorithm.clip_low=0.5", "must be <= clip_high (0.28)"),
+        ("checkpoint.keep_last=0", "checkpoint.keep_last: 0 is not allowed"),
+        ("rollout.sglang.x=1", "rollout.engine is embedded"),
+        ("rollout.tp=2", "the embedded engine is one engine of TP 1"),
+        ("train.updates_per_rollout=5", "must divide rollout.prompts_per_step (32)"),
+        ("eval.every=5", "eval.sets is empty"),
+        ("checkpoint.keep_best=1", "checkpoint.best_metric: needed by keep_best"),
+        ("train.optimizer.betas=[0.9]", "train.optimizer.betas"),
+        ("model.path=null", "model.path"),
+        ("steps", "an override has the form section.key=value"),
+        ("run.steps.deep=1", "run.steps"),
+    ],
+)
+def test_bad_overrides_are_one_line_that_names_them(write, override, expected):
+    text = message_of(write(MINIMAL), override)
+    assert expected in text
+    assert text.startswith((f"override {override!r}", f"{override!r}"))
+
+
+def test_duplicate_keys_are_refused(write):
+    path = write(MINIMAL + "run:\n  seed: 1\n  seed: 2\n")
+    assert message_of(path) == f"{path}:7: seed: given twice"
+
+
+def test_missing_file_names_a_neighbour(write):
+    path = write(MINIMAL)
+    assert "did you mean run.yaml?" in message_of(path.with_name("rum.yaml"))
+
+
+def test_broken_yaml_names_its_line(write):
+    path = write(MINIMAL + "run: {seed: 1\n")
+    assert message_of(path).startswith(f"{path}:")
+
+
+def test_overrides_reach_into_lists(write):
+    text = MINIMAL + "eval:\n  sets:\n    - {name: a, path: p}\n"
+    assert load_config(write(text), ["eval.sets.0.samples=7"]).eval.sets[0].samples == 7
+    assert "is no index of a list of 1" in message_of(write(text), "eval.sets.3.samples=7")
+
+
+@given(
+    seed=st.integers(0, 2**40),
+    lr=st.floats(1e-12, 1.0),
+    suffix=st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=30),
+)
+def test_dump_and_load_give_the_same_configuration(tmp_path_factory, seed, lr, suffix):
+    directory = tmp_path_factory.mktemp("dump")
+    config = Config.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"train": "d", "prompt_suffix": suffix},
+            "run": {"seed": seed},
+            "train": {"optimizer": {"lr": lr}},
+        }
+    )
+    dump_config(config, directory / "config.yaml")
+    assert load_config(directory / "config.yaml") == config
+
+
+def test_changes_tell_identity_from_resumable(write):
+    path = write(MINIMAL)
+    old, new = load_config(path), load_config(path, ["run.seed=3", "run.steps=7", "parallel.tp=2"])
+    identity, resumable = changes(old, new)
+    assert identity == {"run.seed": (0, 3)} == identity_changes(old, new)
+    assert set(resumable) == {"run.steps", "parallel.tp"}
+
+
+def test_every_option_is_explained_in_a_sentence():
+    rows = list(explain_rows())
+    keys = [key for key, *_ in rows]
+    assert len(keys) == len(set(keys)) > 100
+    assert [key for key, _, _, sentence in rows if not sentence.removesuffix(" *").endswith((".", "value."))] == []
