@@ -1,0 +1,27 @@
+"""`colocate-grpo plan`."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from colocate_grpo.config import Config
+from colocate_grpo.plan.advice import as_overrides, suggest
+from colocate_grpo.plan.assessment import as_json, make_plan
+from colocate_grpo.plan.hardware import Assumptions
+from colocate_grpo.plan.table import print_plan, print_verdict
+
+
+def run_plan(config: Config, *, json_out: bool, compare: bool) -> int:
+    """Print the plan; 0 when it fits, 1 when it does not. `compare` adds a table of alternatives."""
+    assumed = Assumptions()
+    plan = make_plan(config, assumed)
+    advice = [] if plan.fits else suggest(plan)
+    if json_out:
+        print(json.dumps(as_json(plan) | {"fits_with": [as_overrides(change) for change in advice]}, indent=2))
+        return 0 if plan.fits else 1
+    console = Console()
+    print_plan(console, plan, assumed)
+    print_verdict(console, plan, advice)
+    return 0 if plan.fits else 1

@@ -1,0 +1,84 @@
+"""Bytes outside the GPU: checkpoints and dumps on disk, host RAM, and /dev/shm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from colocate_grpo.config import Config
+from colocate_grpo.plan.hardware import GIB, MIB, Assumptions
+from colocate_grpo.plan.memory import ELEMENT, TrainerBytes
+from colocate_grpo.train.shape import ModelShape
+
+# One token of a trajectory in a jsonl.zst dump: its id, mask and log-prob after compression.
+DUMP_BYTES_PER_TOKEN = 12
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """Bytes in the run directory when it is fullest; `live` is the number of kept checkpoints, one more is written."""
+
+    checkpoint: int
+    live: int
+    export: int
+    dumps: int
+
+    @property
+    def total(self) -> int:
+        return self.checkpoint * (self.live + 1) + self.export + self.dumps
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Bytes of host RAM when the trainer sleeps, and of /dev/shm."""
+
+    backup: int
+    processes: int
+    shm: int
+
+    @property
+    def total(self) -> int:
+        return self.backup + self.processes + self.shm
+
+
+def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
+    """Model and optimizer in one checkpoint: each value once, whatever the layout; the vocabulary stays padded."""
+    padding = (shape.padded_vocab(config.parallel.tp) - shape.vocab) * shape.hidden * (1 if shape.tied else 2)
+    if config.train.optimizer.kind == "sr_adamw":
+        return (shape.parameters + padding) * (2 + 2 * 2)
+    masters = 4 if ELEMENT[config.model.dtype] == 2 else 0
+    return (shape.parameters + padding) * (ELEMENT[config.model.dtype] + masters + 8)
+
+
+def plan_disk(shape: ModelShape, config: Config, tokens_per_step: float) -> DiskPlan:
+    """Kept at once: the newest, the best, the pinned n-th, one that waits for its evaluation, a healthy one."""
+    keep = config.checkpoint
+    waiting = 1 if config.eval.every else 0
+    healthy = 1 if _can_roll_back(config) else 0
+    pinned = config.run.steps // keep.keep_every if keep.keep_every else 0
+    return DiskPlan(
+        checkpoint=checkpoint_bytes(shape, config),
+        live=keep.keep_last + keep.keep_best + pinned + waiting + healthy,
+        export=shape.parameters * ELEMENT[config.model.dtype] if keep.export_best else 0,
+        dumps=int(config.run.steps * tokens_per_step * DUMP_BYTES_PER_TOKEN) if config.run.dump_rollouts else 0,
+    )
+
+
+def _can_roll_back(config: Config) -> bool:
+    guards = config.guards
+    actions = [*guards.rollout.model_dump().values(), *guards.step.model_dump().values()]
+    return "rollback" in actions
+
+
+def plan_host(config: Config, trainer: TrainerBytes, assumed: Assumptions) -> HostPlan:
+    """What sleeps lies in host RAM (or in `memory.backup_dir`): optimizer state, and weights without fp32 masters."""
+    masters = config.train.optimizer.kind == "adamw" and config.model.dtype == "bfloat16"
+    asleep = trainer.optimizer + (0 if masters else trainer.weights)
+    ranks, workers = config.parallel.world_size, config.rollout.engines * config.rollout.tp
+    servers = workers if config.rollout.engine == "sglang" else 0
+    resident = ranks * assumed.trainer_rss_gib + servers * assumed.engine_rss_gib + assumed.driver_rss_gib
+    nccl_ranks = (ranks if ranks > 1 else 0) + (servers if config.rollout.tp > 1 else 0)
+    return HostPlan(
+        backup=0 if config.memory.backup_dir else ranks * asleep,
+        processes=int(resident * GIB),
+        shm=int(nccl_ranks * assumed.nccl_shm_mib * MIB),
+    )
