@@ -1,0 +1,1 @@
+"""The experiment report: what a run did, computed from what it wrote down."""

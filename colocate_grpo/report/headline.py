@@ -51,7 +51,7 @@ def comparisons(run: RunRecord) -> list[Comparison]:
 
 
 def window(steps: int) -> int:
-    """Steps averaged at each end of a run: a tenth part of the noise of one, and no more than a fifth of the run."""
+    """Steps averaged at each end of a run: enough to quieten a single batch, and no more than a fifth of the run."""
     return max(1, min(MAX_WINDOW, steps // 5))
 
 
@@ -152,7 +152,7 @@ def _evaluation_notes(c: Comparison) -> Iterator[str]:
     yield "Standard errors are clustered by problem." + _pairing_note(c)
     if c.base is None and c.last:
         yield "The untouched model was not evaluated under this protocol, so there is no difference to tell."
-    if c.best and len(c.curve.trained) > 1:
+    if c.best and c.best.points[0] is c.curve.best and len(c.curve.trained) > 1:
         yield _peak_note(c)
 
 
