@@ -1,0 +1,161 @@
+"""The directory of a run as its driver and the other commands see it: lock, configuration, attempts, control files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from colocate_grpo.checkpoint.files import read_json, write_json
+from colocate_grpo.config import Config
+from colocate_grpo.config_file import changes, dump_config, load_config
+from colocate_grpo.errors import ConfigError, DataError
+
+CONFIG = "config.yaml"
+LOCK = "lock"
+OWN_NAMES = {CONFIG, LOCK, "logs", "attempts", "control", "report", "plan.txt", "doctor.txt"}
+STACKS_AND_TAIL_LINES = 40
+
+
+class RunDirectory:
+    """Paths and small files of one run; reading needs no lock."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    # Being the only driver
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run; ConfigError names the process that has it. The kernel lets go when the holder dies."""
+        self._check_place()
+        for name in ("logs", "attempts", "control", "checkpoints"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK).open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"run.dir: {self.path} is already running (process {self.holder()}); "
+                    f"look at it with `colocate-grpo status {self.path}`, end it with `colocate-grpo stop {self.path}`"
+                ) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
+
+    def is_running(self) -> bool:
+        """Whether a driver holds the run at this moment."""
+        if not (self.path / LOCK).exists():
+            return False
+        with (self.path / LOCK).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def holder(self) -> str:
+        """`PID on HOST` of the present or last driver."""
+        return (self.path / LOCK).read_text().strip() or "unknown"
+
+    def require(self) -> RunDirectory:
+        """Itself; DataError where this is no run directory."""
+        if not (self.path / CONFIG).is_file():
+            raise DataError(f"{self.path}: no run directory (it has no {CONFIG})")
+        return self
+
+    # Configuration
+
+    def adopt(self, config: Config) -> dict[str, tuple[Any, Any]]:
+        """Write the configuration, unless it makes another run; returns the resumable options that changed."""
+        resumable: dict[str, tuple[Any, Any]] = {}
+        if (self.path / CONFIG).exists():
+            identity, resumable = changes(self.config(), config)
+            if identity:
+                keys = ", ".join(f"{key} (is {old!r}, asked for {new!r})" for key, (old, new) in identity.items())
+                raise ConfigError(
+                    f"run.dir: {self.path} holds another run; these options may not change: {keys}; "
+                    "set them back, or choose another run.name or run.dir"
+                )
+        dump_config(config, self.path / CONFIG)
+        return resumable
+
+    def config(self) -> Config:
+        """The configuration the run was last started with."""
+        return load_config(self.path / CONFIG)
+
+    # Attempts
+
+    def log(self, attempt: int) -> Path:
+        """Output of an attempt's ranks."""
+        return self.path / "logs" / f"attempt_{attempt}.log"
+
+    def last_attempt(self) -> int:
+        """Number of the latest attempt, 0 before the first."""
+        numbers = [int(m[1]) for p in self.path.glob("attempts/*.json") if (m := re.fullmatch(r"(\d+)\.json", p.name))]
+        return max(numbers, default=0)
+
+    def record_attempt(self, attempt: int, **values: Any) -> None:
+        """Update what is known about an attempt: its start, its end, and why."""
+        path = self.path / "attempts" / f"{attempt}.json"
+        write_json(path, {**(read_json(path) or {}), **values})
+
+    def attempt(self, attempt: int) -> dict[str, Any]:
+        """What the driver recorded about an attempt."""
+        return read_json(self.path / "attempts" / f"{attempt}.json") or {}
+
+    def exit_report(self, attempt: int) -> dict[str, Any] | None:
+        """What the loop itself said about its end: kind, message, step; None if it could not say anything."""
+        report = read_json(self.path / "attempts" / f"{attempt}.exit.json")
+        return report if isinstance(report, dict) and "kind" in report else None
+
+    def state(self) -> dict[str, Any]:
+        """The last state.json; empty before the first."""
+        return read_json(self.path / "state.json") or {}
+
+    def log_tail(self, attempt: int, lines: int = STACKS_AND_TAIL_LINES) -> str:
+        """The last lines of an attempt's output."""
+        path = self.log(attempt)
+        return "\n".join(tail(path).splitlines()[-lines:]) if path.exists() else ""
+
+    # Control
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Let the loop stop cleanly as soon as it can; the reason is for whoever reads the file."""
+        (self.path / "control").mkdir(exist_ok=True)
+        (self.path / "control" / "stop").write_text(json.dumps({"reason": reason, "time": time.time()}))
+
+    def stop_reason(self) -> str | None:
+        """Why the run was asked to stop; None if it was not."""
+        path = self.path / "control" / "stop"
+        if not path.exists():
+            return None
+        return (read_json(path) or {}).get("reason", "the file control/stop")
+
+    def clear_stop(self) -> None:
+        """Forget an earlier request to stop."""
+        (self.path / "control" / "stop").unlink(missing_ok=True)
+
+    def _check_place(self) -> None:
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ConfigError(f"run.dir: {self.path} is no directory")
+        names = {path.name for path in self.path.iterdir()}
+        if names and CONFIG not in names and not names <= OWN_NAMES | {"checkpoints"}:
+            raise ConfigError(f"run.dir: {self.path} is not empty and is no run directory (it has no {CONFIG})")
+
+
+def tail(path: Path, size: int = 64 << 10) -> str:
+    """The last `size` bytes of a text file."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.read().decode(errors="replace")
