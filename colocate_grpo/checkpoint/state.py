@@ -31,6 +31,13 @@ def save_state(directory: Path, model: Any, optimizer: Optimizer) -> None:
     )
 
 
+def load_weights(directory: Path, model: Any) -> None:
+    """Load the weights alone, into a model without optimizer; collective."""
+    state = {"model": model.sharded_state_dict(metadata=_metadata())}
+    loaded = dist_checkpointing.load(state, str(directory), get_default_load_sharded_strategy(str(directory)))
+    model.load_state_dict(loaded["model"])
+
+
 def load_state(directory: Path, model: Any, optimizer: Optimizer) -> None:
     """Load into existing tensors, under this run's TP and DP; collective."""
     state = _sharded_state(model, optimizer, loading=True)
@@ -40,13 +47,16 @@ def load_state(directory: Path, model: Any, optimizer: Optimizer) -> None:
 
 
 def _sharded_state(model: Any, optimizer: Optimizer, loading: bool) -> dict[str, Any]:
-    metadata = {
+    model_state = model.sharded_state_dict(metadata=_metadata())
+    return {"model": model_state, "optimizer": optimizer.sharded_state_dict(model_state, loading)}
+
+
+def _metadata() -> dict[str, Any]:
+    return {
         **CHECKPOINT_METADATA,
         "singleton_local_shards": False,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    model_state = model.sharded_state_dict(metadata=metadata)
-    return {"model": model_state, "optimizer": optimizer.sharded_state_dict(model_state, loading)}
 
 
 def _use_plain_results_queue() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,7 +83,7 @@ def split_updates(samples: Sequence[Sample], updates: int) -> list[list[Sample]]
     groups = list(dict.fromkeys(s.group for s in samples))
     bounds = [round(len(groups) * u / updates) for u in range(updates + 1)]
     places = {group: place for place, group in enumerate(groups)}
-    return [[s for s in samples if a <= places[s.group] < b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [[s for s in samples if a <= places[s.group] < b] for a, b in itertools.pairwise(bounds)]
 
 
 @dataclass

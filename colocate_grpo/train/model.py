@@ -99,7 +99,7 @@ def build_policy(shape: ModelShape, config: Config, parallel: Parallel) -> Polic
 
 def transformer_config(shape: ModelShape, config: Config, parallel: Parallel) -> TransformerConfig:
     dtype = DTYPES[config.model.dtype]
-    recompute = dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,

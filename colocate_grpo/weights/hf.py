@@ -172,7 +172,7 @@ def _copy(param: Tensor, values: Tensor, name: str) -> None:
 def hf_tensors(model: torch.nn.Module, shape: ModelShape, group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, full tensor) of every weight on every rank of the TP group; collective.
 
-    One parameter is gathered at a time; the tensors are copies or views that live until the next one is asked for.
+    One parameter is gathered at a time; a tensor may be a view of the live weights.
     """
     params = dict(model.named_parameters())
     for entry in entries(shape):
@@ -184,9 +184,9 @@ def hf_tensors(model: torch.nn.Module, shape: ModelShape, group: dist.ProcessGro
 def _gather(local: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     if group.size() == 1:
         return local
-    shards = local.new_empty(group.size(), *local.shape)
-    dist.all_gather_into_tensor(shards, local.contiguous(), group=group)
-    return torch.cat(list(shards.unbind()), dim=dim)
+    stacked = local.new_empty(group.size() * local.shape[0], *local.shape[1:])
+    dist.all_gather_into_tensor(stacked, local.contiguous(), group=group)
+    return stacked if dim == 0 else torch.cat(stacked.chunk(group.size()), dim=dim)
 
 
 def buckets(tensors: Iterator[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
