@@ -58,10 +58,10 @@ def _other_lines(plan: Plan) -> list[str]:
     return [
         f"KV cache     {kv.tokens:,} tokens an engine ({kv.bytes_per_token:,} bytes a token and card): "
         f"{kv.sequences} sequences of {kv.full_length:,} tokens at once",
-        f"host RAM     {host.total / GIB:.1f} GiB: {host.backup / GIB:.1f} asleep, {host.processes / GIB:.1f} processes, "
-        f"{host.shm / GIB:.2f} /dev/shm",
-        f"disk         {disk.total / GIB:.1f} GiB: checkpoint {disk.checkpoint / GIB:.1f} GiB x ({disk.live} kept + 1), "
-        f"dumps up to {disk.dumps / GIB:.1f}, export {disk.export / GIB:.1f}",
+        f"host RAM     {host.total / GIB:.1f} GiB: {host.backup / GIB:.1f} asleep, "
+        f"{host.processes / GIB:.1f} processes, {host.shm / GIB:.2f} /dev/shm",
+        f"disk         {disk.total / GIB:.1f} GiB: checkpoint {disk.checkpoint / GIB:.1f} GiB x "
+        f"({disk.live} kept + 1), dumps up to {disk.dumps / GIB:.1f}, export {disk.export / GIB:.1f}",
     ]
 
 

@@ -1,0 +1,29 @@
+"""Free space for the run directory against the plan: kept checkpoints and the one being written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from colocate_grpo.doctor.finding import Context, Finding, fail, ok, warn
+from colocate_grpo.doctor.planned import planned
+
+GIB = 2**30
+
+
+def check(context: Context) -> Finding:
+    config, plan = context.required_config, planned(context)
+    place = _existing(config.run_dir)
+    free = shutil.disk_usage(place).free
+    here = sum(f.stat().st_size for f in config.run_dir.rglob("*") if f.is_file()) if config.run_dir.exists() else 0
+    needed = plan.disk.total + int(config.checkpoint.min_free_gib * GIB) - here
+    what = f"{free / GIB:.1f} GiB free at {place}, the run still needs up to {needed / GIB:.1f}"
+    if free + here < 2 * plan.disk.checkpoint:
+        return fail(what, "put run.dir on another disk: one checkpoint and its successor do not fit")
+    if free < needed:
+        return warn(what, "lower checkpoint.keep_last or keep_best, run.dump_rollouts=false, or use another run.dir")
+    return ok(what)
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())

@@ -1,0 +1,41 @@
+"""Processes of runs whose driver is gone: SGLang's schedulers outlive it in sessions of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+
+from colocate_grpo.doctor.finding import Context, Finding, fail, ok
+from colocate_grpo.processes import RUN_ID
+
+
+def check(context: Context) -> Finding:
+    found = list(find_orphans())
+    if found:
+        shown = ", ".join(f"{process.pid} ({process.name()})" for process in found[:5])
+        return fail(
+            f"{len(found)} processes of an earlier run whose driver is gone: {shown}",
+            "colocate-grpo stop RUN_DIR, or end them by id: kill " + " ".join(str(p.pid) for p in found),
+        )
+    return ok("no process of an earlier run is left")
+
+
+def find_orphans() -> Iterator[psutil.Process]:
+    """Processes of this user with a run's tag (`run:driver pid:start time`) whose driver no longer runs."""
+    for process in psutil.process_iter():
+        try:
+            tag = process.environ().get(RUN_ID, "")
+        except (psutil.Error, OSError):  # ended meanwhile, or another user's
+            continue
+        if tag and not _driver_runs(tag):
+            yield process
+
+
+def _driver_runs(tag: str) -> bool:
+    _, _, driver = tag.partition(":")
+    pid, _, started = driver.partition(":")
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - float(started)) < 1.0
+    except (ValueError, psutil.NoSuchProcess):  # a tag without a driver, or a driver that is gone
+        return False

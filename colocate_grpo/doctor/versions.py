@@ -1,0 +1,41 @@
+"""Installed packages against the pinned set that is known to live together."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from colocate_grpo.doctor.finding import Context, Finding, fail, ok
+
+PACKAGE = "colocate-grpo"
+
+
+def check(context: Context) -> Finding:
+    wanted = pins(needs_sglang=context.config is not None and context.config.rollout.engine == "sglang")
+    wrong = [f"{name} {found or 'missing'} (pinned {pin})" for name, pin in wanted.items()
+             if not _agrees(found := installed(name), pin)]  # fmt: skip
+    if wrong:
+        extra = "[sglang]" if "sglang" in wanted else ""
+        return fail("; ".join(wrong), f"python -m pip install -e '.{extra}'")
+    return ok(", ".join(f"{name} {pin}" for name, pin in wanted.items()))
+
+
+def pins(needs_sglang: bool) -> dict[str, str]:
+    """name -> exact version, from this package's own metadata."""
+    found: dict[str, str] = {}
+    for line in requires(PACKAGE) or []:
+        requirement, _, marker = line.partition(";")
+        name, equals, pin = requirement.strip().partition("==")
+        if equals and (not marker or (needs_sglang and "sglang" in marker)):
+            found[name] = pin
+    return found
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # absence is what is asked about
+        return None
+
+
+def _agrees(found: str | None, pin: str) -> bool:
+    return found is not None and found.split("+")[0] == pin
