@@ -34,7 +34,8 @@ class WeightSource(Protocol):
 class HandleEngine(Protocol):
     """An engine in other processes, which opens device memory by handles."""
 
-    async def apply_handles(self, handles: dict[str, bytes]) -> None: ...
+    async def apply_handles(self, handles: dict[str, bytes], bucket: Bucket) -> None:
+        """`handles`: by the UUID of the card; `bucket`: the same tensors on this rank's card."""
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,23 @@ async def verify(trainer: WeightSource, engines: Sequence[RolloutEngine]) -> Non
 
 async def _apply_by_handle(bucket: Bucket, engines: Sequence[RolloutEngine]) -> None:
     """Not verified on a GPU. The bucket must outlive the loading: all ranks wait for rank 0 at the end."""
-    from colocate_grpo.rollout.sglang_weights import serialize_bucket
+    from colocate_grpo.rollout.sglang_weights import flatten_bucket, serialize_views
 
     device = bucket[0][1].device
     uuid = str(torch.cuda.get_device_properties(device).uuid)
-    flat, payload = serialize_bucket(bucket)
+    views = flatten_bucket(bucket)
+    payload = serialize_views(views)
     torch.cuda.synchronize(device)
     handles: list[tuple[str, bytes] | None] = [None] * dist.get_world_size()
     dist.gather_object((uuid, payload), handles if dist.get_rank() == 0 else None, group=_control_group())
     by_card = dict(handle for handle in handles if handle is not None)
     for engine in engines:
         if isinstance(engine, HandleEngine):
-            await engine.apply_handles(by_card)
+            await engine.apply_handles(by_card, views)
         else:
             await engine.apply_bucket(bucket)
     dist.barrier(group=_control_group())
-    del flat
+    del views
 
 
 @functools.cache

@@ -1,0 +1,118 @@
+"""One SGLang server process: started with an allow-listed environment, waited for, and ended with all it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from colocate_grpo import processes
+from colocate_grpo.config import Config
+from colocate_grpo.rollout.engine import EngineError
+from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE
+from colocate_grpo.rollout.sglang_options import server_options, write_options
+
+# No LD_PRELOAD, allocator, torchelastic, RANK or OMP variable of the trainer may reach an engine.
+ALLOWED_ENVIRONMENT = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "VIRTUAL_ENV",
+    "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME",
+    "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE",
+)  # fmt: skip
+ALLOWED_PREFIXES = ("SGLANG_", "NCCL_", "COLOCATE_")
+END_GRACE_S = 3.0
+LOG_TAIL_LINES = 25
+
+
+class ServerProcess:
+    """The process tree of engine `index`, and where to reach it."""
+
+    def __init__(self, config: Config, run_dir: Path, model_dir: Path, device: str, index: int, api_key: str):
+        self.config, self.model_dir, self.device, self.index, self.api_key = config, model_dir, device, index, api_key
+        self.log_path = run_dir / "logs" / f"engine_{index}.log"
+        self.options_path = run_dir / "control" / f"engine_{index}.yaml"
+        self.process: psutil.Popen | None = None
+        self.port = 0
+        self.tag = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def spawn(self) -> None:
+        """Start the server; returns at once. Its log is appended to, so that a restart keeps what went before."""
+        self.port = free_port()
+        for path in (self.log_path, self.options_path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        options = server_options(self.config, self.model_dir, self.device, self.index, self.port, self.api_key)
+        write_options(self.options_path, options)
+        parent_tag = os.environ.get(processes.RUN_ID, f"untracked-{os.getpid()}")
+        self.tag = f"{parent_tag}:engine_{self.index}:{secrets.token_hex(4)}"
+        with self.log_path.open("ab") as log:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "sglang.launch_server", "--config", str(self.options_path)],
+                env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    async def wait_until(self, ready, deadline_s: float) -> None:
+        """Wait until `await ready()`; EngineError with the tail of the log when the server ends or time is up."""
+        started = time.monotonic()
+        while not await ready():
+            if not self.is_alive():
+                code = self.process.returncode if self.process else None
+                raise EngineError(f"engine {self.index} ended with code {code} while it started{self.log_tail()}")
+            if time.monotonic() - started > deadline_s:
+                raise EngineError(f"engine {self.index} did not start within {deadline_s:g} s{self.log_tail()}")
+            await asyncio.sleep(0.2)
+
+    def end(self) -> None:
+        """End everything that this server started; safe to call twice and on a server that is already gone."""
+        if self.tag:
+            processes.end(self.tag, grace_s=END_GRACE_S if self.is_alive() else 0.0)
+        if self.process is not None:
+            self.process.wait(timeout=10)
+        self.options_path.unlink(missing_ok=True)
+
+    def log_tail(self) -> str:
+        """The last lines of the log, ready to end a message with."""
+        if not self.log_path.exists():
+            return "; it has no log"
+        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join([f"; the end of {self.log_path}:", *lines])
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k in ALLOWED_ENVIRONMENT or k.startswith(ALLOWED_PREFIXES)}
+        kept |= processes.tagged(self.tag)
+        # Anyone may ask for /health, and a server that generates for it would touch memory that is asleep.
+        kept["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
+        if self.device == "cpu":
+            kept |= self._cpu_environment()
+        return kept
+
+    def _cpu_environment(self) -> dict[str, str]:
+        """Each TP worker of each engine gets its share of the cores."""
+        cores = sorted(os.sched_getaffinity(0))
+        binding = "|".join(str(cores[(self.index + rank) % len(cores)]) for rank in range(self.config.rollout.tp))
+        return {
+            DEVICE_VARIABLE: "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": binding,
+        }
+
+
+def free_port() -> int:
+    """A port that nothing listens on, found by binding."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
