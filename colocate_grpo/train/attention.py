@@ -129,15 +129,17 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale:
         from torch.nn.attention.varlen import varlen_attn
 
         cu, longest = segments.cu_seqlens, segments.longest
-        return varlen_attn(
-            q, k, v, cu, cu, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped_query
-        )
+        out = varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped_query)
+        assert isinstance(out, Tensor)
+        return out
     if len(segments.lengths) == 1:
         return _sdpa(q[None], k[None], v[None], scale)[0]
     outputs = []
     for group in segments.groups:
-        shaped = [_Take.apply(x, group).view(group.count, group.width, *x.shape[1:]) for x in (q, k, v)]
-        outputs.append(_sdpa(*shaped, scale).flatten(0, 1))
+        padded_q, padded_k, padded_v = (
+            _Take.apply(x, group).view(group.count, group.width, *x.shape[1:]) for x in (q, k, v)
+        )
+        outputs.append(_sdpa(padded_q, padded_k, padded_v, scale).flatten(0, 1))
     return _Put.apply(q.shape[0], segments.groups, *outputs)
 
 

@@ -25,6 +25,7 @@ from colocate_grpo.train.attention import PackedCoreAttention, PackedSelfAttenti
 from colocate_grpo.train.logprob import VocabShard, token_logprobs
 from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.shape import ModelShape
+from colocate_grpo.weights.hf import entries
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -94,7 +95,16 @@ class Policy(GPTModel):
 def build_policy(shape: ModelShape, config: Config, parallel: Parallel) -> Policy:
     """A policy with undefined weights on this rank's device."""
     policy = Policy(transformer_config(shape, config, parallel), shape, config, parallel)
+    _mark_sharded(policy, shape)
     return policy.to(parallel.device)
+
+
+def _mark_sharded(policy: Policy, shape: ModelShape) -> None:
+    """Megatron marks sharded parameters only when it also draws their values; unmarked ones would be counted as
+    copies in the gradient norm, on TP rank 0 alone."""
+    params = dict(policy.named_parameters())
+    for entry in entries(shape):
+        params[entry.param].tensor_model_parallel = entry.parts[0].dim is not None  # type: ignore[attr-defined]
 
 
 def transformer_config(shape: ModelShape, config: Config, parallel: Parallel) -> TransformerConfig:

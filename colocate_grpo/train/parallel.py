@@ -70,6 +70,8 @@ class Parallel:
             timeout=datetime.timedelta(seconds=config.run.dist_timeout),
         )
         _initialise_megatron(config, device)
+        control = dist.new_group(backend="gloo")
+        assert isinstance(control, dist.ProcessGroup)
         return cls(
             rank=rank,
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -80,7 +82,7 @@ class Parallel:
             dp_rank=parallel_state.get_data_parallel_rank(),
             tp_group=parallel_state.get_tensor_model_parallel_group(),
             dp_group=parallel_state.get_data_parallel_group(),
-            control=dist.new_group(backend="gloo"),
+            control=control,
             device=device,
             store=dist.PrefixStore("control", store.clone()),
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from colocate_grpo.checkpoint.state import load_state, save_state
 from colocate_grpo.config import Config
-from colocate_grpo.memory.saver import Saver
+from colocate_grpo.memory.saver import Saver, SaverTag
 from colocate_grpo.train.batch import MicroBatch, Sample, denominators, make_sample, make_samples, split_updates
 from colocate_grpo.train.model import Policy, build_policy
 from colocate_grpo.train.objective import Measures, objective
@@ -25,8 +25,6 @@ from colocate_grpo.train.reference import Reference
 from colocate_grpo.train.shape import ModelShape, read_hf_config, validate_model
 from colocate_grpo.trajectory import Trajectory
 from colocate_grpo.weights.hf import buckets, hf_tensors, load_hf, tensor_checksum
-
-SleepTags = Sequence[str]
 
 
 class Trainer:
@@ -233,12 +231,12 @@ class Trainer:
         """Moments, and fp32 masters where the weights are bf16."""
         return list(self.optimizer.tensors())
 
-    def sleep(self, tags: SleepTags) -> None:
+    def sleep(self, tags: Sequence[SaverTag]) -> None:
         """Give back the memory of `tags` (of weights, optimizer, gradients)."""
         for tag in tags:
             self.saver.pause(tag)
 
-    def wake(self, tags: SleepTags) -> None:
+    def wake(self, tags: Sequence[SaverTag]) -> None:
         """Take it again, contents as before (gradients: zero)."""
         for tag in tags:
             self.saver.resume(tag)

@@ -41,7 +41,7 @@ class Entry:
 def tensor_checksum(tensor: Tensor) -> str:
     """SHA-256 of the raw bytes: the same for equal bits on any device."""
     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(memoryview(data.numpy())).hexdigest()
+    return hashlib.sha256(data.numpy().data).hexdigest()
 
 
 def entries(shape: ModelShape) -> list[Entry]:
