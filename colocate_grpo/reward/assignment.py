@@ -1,0 +1,81 @@
+"""Names in front of answers: `x = 5`, `f(n) = n^2`, `m + n = 10`, `x = 5 + 6 = 11`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from colocate_grpo.reward.evaluate import Undecided
+from colocate_grpo.reward.node import ZERO, Node, has, rebuild, symbols
+from colocate_grpo.reward.scalar import same_scalar
+
+_NAME_OPS = {"sym", "app", "const", "tuple"}
+
+
+def drop_approximations(node: Node) -> Node:
+    """`\\frac{1}{3} \\approx 0.333` is `\\frac{1}{3}`: what follows the sign is not exact."""
+    if node.op != "rel" or "~" not in node.args[0]:
+        return node
+    count = node.args[0].index("~")
+    members = node.args[1 : count + 2]
+    return members[0] if count == 0 else Node("rel", (node.args[0][:count], *members))
+
+
+def assigned(node: Node) -> tuple[Node | None, Node]:
+    """(name, value) of an equation that names a value, else (None, the node itself)."""
+    if node.op != "rel":
+        return None, node
+    ops, members = node.args[0], node.args[1:]
+    if ops in (("in",), ("==",)):
+        return members[0], members[1]
+    if set(ops) != {"="} or not _consistent(members[1:]):
+        return None, node
+    value = members[-1]
+    if _names(members[0], value):
+        return members[0], value
+    # `2 = x`
+    if len(members) == 2 and value.op == "sym" and not symbols(members[0]):
+        return value, members[0]
+    return None, node
+
+
+def _consistent(values: tuple[Node, ...]) -> bool:
+    try:
+        return all(value.op == values[-1].op == "tuple" or same_scalar(value, values[-1]) for value in values[:-1])
+    except Undecided:
+        return False
+
+
+def _names(left: Node, value: Node) -> bool:
+    """Whether the left side of an equation is a name of the right side, not half of an equation."""
+    if left.op in ("sym", "app"):
+        return left not in (value,) and not (left.op == "sym" and left.args[0] in symbols(value))
+    if left.op == "tuple":
+        return value.op in ("tuple", "matrix") and all(part.op in _NAME_OPS for part in left.args[2:])
+    if not symbols(left) or symbols(value) or value == ZERO or value.op in ("list", "set", "tuple"):
+        return False
+    return _unit_combination(left)
+
+
+def _unit_combination(left: Node) -> bool:
+    """`m + n`, `\\frac{a}{b}`, `AB`, `\\sin x`: a quantity without constants of its own."""
+    if left.op == "add":
+        return all(_unit_combination(term) for term in left.args)
+    return not has(left, "num", "rel") or left.op == "fn"
+
+
+def compatible_names(pred: Node, gold: Node) -> Callable[[Node], Node] | None:
+    """How to rename the value of `pred` so that it is comparable with the value of `gold`; None if not at all."""
+    if pred == gold:
+        return lambda value: value
+    if pred.op == gold.op == "app" and pred.args[0] == gold.args[0]:
+        return _renaming(pred.args[1], gold.args[1])
+    kinds = {pred.op, gold.op}
+    if kinds == {"sym", "app"} and Node("sym", ("y",)) in (pred, gold):
+        return lambda value: value
+    return None
+
+
+def _renaming(old: Node, new: Node) -> Callable[[Node], Node] | None:
+    if old.op != "sym" or new.op != "sym":
+        return None
+    return lambda value: rebuild(value, lambda top: new if top == old else None)

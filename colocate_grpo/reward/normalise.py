@@ -1,0 +1,153 @@
+"""Clean one answer: one spelling of unicode, wrappers, spacing commands and thousands separators. Linear time."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ", "0123456789+-ni", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SUPER_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_SUB_RUN = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
+
+_SYMBOLS = {
+    **{c: "-" for c in "−–—‐‑‒―﹣－"},
+    **{c: "" for c in "\0\u200b\u200c\u200d\u2060\ufeff\u200e\u200f\u202a\u202b\u202c\u202d\u202e\ufe0e\ufe0f\u00ad"},
+    **{c: "'" for c in "′’‘ʹ"},
+    **{c: ", " for c in "，、､"},
+    **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ", "∗": "*", "⁄": "/", "∕": "/"},
+    **{"≤": r"\le ", "≥": r"\ge ", "≦": r"\le ", "≧": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne "},
+    **{"≈": r"\approx ", "≃": r"\approx ", "≅": r"\cong ", "≡": r"\equiv ", "→": r"\to ", "∼": r"\sim "},
+    **{"±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∞": r"\infty ", "°": r"^\circ ", "∘": r"\circ "},
+    **{"∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "∉": r"\notin ", "∖": r"\setminus "},
+    **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"},
+    **{"π": r"\pi ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon "},
+    **{"θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau "},
+    **{"φ": r"\phi ", "ϕ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\sum ", "∑": r"\sum "},
+    **{"∫": r"\int ", "∏": r"\prod ", "…": r"\ldots ", "⋯": r"\ldots ", "∠": r"\angle ", "△": r"\triangle "},
+    **{"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle "},
+    **{"〈": r"\langle ", "〉": r"\rangle ", "∶": ":", "：": ":", "；": ";", "。": ".", "∧": r"\land ", "∨": r"\lor "},
+    **{"€": r"\euro ", "£": r"\pounds ", "¥": r"\yen ", "￥": r"\yen ", "¢": r"\text{ cents}", "％": "%"},
+}
+_TABLE = str.maketrans(_SYMBOLS)
+
+_SPACING = {"\\,", "\\;", "\\:", "\\>", "\\ ", "~", "\\quad", "\\qquad", "\\enspace", "\\thinspace", "\\/", "\\nobreak"}
+_DROPPED = (
+    "middle|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|bigg|Bigg|big|Big|displaystyle|textstyle"
+    "|scriptstyle|scriptscriptstyle|limits|nolimits|strut|hfill|rm|bf|it|boldmath|normalsize|large|Large|tiny|small"
+)
+_COMMAND = re.compile(
+    rf"\\\\|\\(?:left|right)(?![a-zA-Z])\.?|\\(?:{_DROPPED})(?![a-zA-Z])|\\[,;:> !/]|~|\\(?:qquad|quad|enspace|thinspace|nobreak)(?![a-zA-Z])"
+    r"|\\[dtc]frac(?![a-zA-Z])|\\[dt]binom(?![a-zA-Z])|\\(?:leqslant|leq|le)(?![a-zA-Z])"
+    r"|\\(?:geqslant|geq|ge)(?![a-zA-Z])|\\neq(?![a-zA-Z])"
+)
+_RENAMED = {r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\neq": r"\ne", r"\leqslant": r"\le", r"\leq": r"\le"}
+_RENAMED |= {r"\geqslant": r"\ge", r"\geq": r"\ge", r"\le": r"\le", r"\ge": r"\ge"}
+_RENAMED |= {r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac"}
+
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\,)\s*(?:\\!)?\s*(?=[0-9]{3}(?![0-9]))")
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9.,/^_ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")
+_COMMA_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
+_TEX_COMMENT = re.compile(r"^%[^\n]*\n", re.MULTILINE)
+_SPACES = re.compile(r"(?<![0-9])\s+|\s+(?![0-9.])")
+_TRAILING = ".,;:。 \t\r\n"
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"))
+_MACRO_WRAPPERS = (r"\boxed{", r"\fbox{", r"\boldsymbol{", r"\mathbf{", r"\bm{", r"\displaystyle{", r"\mathit{")
+_MACRO_WRAPPERS += (r"\ensuremath{", r"\mathsf{", r"\underline{", r"\mathbin{", r"\pmb{")
+
+
+def clean(text: str) -> str:
+    """One spelling for everything that does not change the meaning of an answer."""
+    text = _unicode(text).strip()
+    if text.startswith("%") or "\n%" in text:
+        text = _TEX_COMMENT.sub("", text)
+    if "\\" in text or "," in text:
+        text = _THOUSANDS.sub("", text)
+    if "\\" in text or "~" in text:
+        text = _COMMAND.sub(_command, text)
+    if " " in text:
+        text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
+    return unwrap(text)
+
+
+def _unicode(text: str) -> str:
+    if text.isascii():
+        return text.replace("\0", "")
+    text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m.group()) + "}", text)
+    text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m.group()) + "}", text)
+    text = "".join(_vulgar(c) for c in text.translate(_TABLE))
+    text = unicodedata.normalize("NFKC", text).translate(_TABLE)
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+
+
+def _vulgar(char: str) -> str:
+    """`½` is `\\frac{1}{2}`: NFKC alone would turn `5½` into `51/2`."""
+    if char.isascii() or unicodedata.category(char) != "No":
+        return char
+    top, slash, bottom = unicodedata.normalize("NFKC", char).partition("⁄")
+    return rf"\frac{{{top}}}{{{bottom}}}" if slash and bottom else char
+
+
+def _command(match: re.Match[str]) -> str:
+    token = match.group()
+    if token in _SPACING:
+        return " "
+    if token == "\\\\":
+        return token  # a row end: its second backslash starts no command
+    return _RENAMED.get(token, "")
+
+
+def unwrap(text: str) -> str:
+    """Strip what may stand around an answer: math delimiters, boxes, bold, trailing punctuation."""
+    for _ in range(8):
+        before = text
+        text = _strip_trailing(text.strip())
+        for opening, closing in _WRAPPERS:
+            if _wraps(text, opening, closing):
+                text = text[len(opening) : len(text) - len(closing)].strip()
+        for macro in _MACRO_WRAPPERS:
+            if text.startswith(macro) and _closes_at_end(text, len(macro) - 1):
+                text = text[len(macro) : -1].strip()
+        if text == before:
+            break
+    return text
+
+
+def _wraps(text: str, opening: str, closing: str) -> bool:
+    if len(text) < len(opening) + len(closing) or not (text.startswith(opening) and text.endswith(closing)):
+        return False
+    if opening == "{":
+        return _closes_at_end(text, 0)
+    return closing not in text[len(opening) : len(text) - len(closing)]
+
+
+def _closes_at_end(text: str, start: int) -> bool:
+    """Whether the brace at `start` is closed by the last character."""
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+        token = match.group()
+        depth += (token == "{") - (token == "}")
+        if depth == 0:
+            return start + match.end() == len(text)
+    return False
+
+
+def _strip_trailing(text: str) -> str:
+    stripped = text.rstrip(_TRAILING)
+    if stripped.endswith("\\") and not stripped.endswith("\\\\"):
+        stripped = stripped[:-1].rstrip(_TRAILING)
+    while stripped.endswith("\\\\"):
+        stripped = stripped[:-2].rstrip(_TRAILING)
+    dots = text[len(stripped) :].strip()
+    # An ellipsis is part of an answer, a full stop is not.
+    return text if dots.startswith("..") else stripped
+
+
+def join_thousands(text: str) -> str:
+    """`1,234,567` as `1234567`; a list of three-digit numbers looks the same, so callers try both readings."""
+    return _COMMA_THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
+
+
+def compact(text: str) -> str:
+    """The text without white space, except between digits: the form in which two answers are called identical."""
+    return _SPACES.sub("", text)

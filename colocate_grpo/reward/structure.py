@@ -1,0 +1,235 @@
+"""The grammar of answers: lists, tuples, sets, intervals, relations, ratios, quantities, multiple choice."""
+
+from __future__ import annotations
+
+from colocate_grpo.reward.atoms import AtomParser
+from colocate_grpo.reward.expression import MAX_DEPTH
+from colocate_grpo.reward.node import Node
+from colocate_grpo.reward.tokens import ParseError, Token, tokenize
+
+MAX_ITEMS = 4_000
+
+_RELATION_OPS = {"=": "=", "<": "<", ">": ">"}
+_RELATION_CMDS = {"le": "<=", "ge": ">=", "ne": "!=", "<": "<", ">": ">", "approx": "~", "equiv": "==", "in": "in"}
+_RELATION_CMDS |= {"sim": "sim", "cong": "cong", "notin": "notin", "to": "to", "rightarrow": "to", "mapsto": "to"}
+_RELATION_CMDS |= {"subset": "subset", "subseteq": "subset", "parallel": "parallel", "perp": "perp", "iff": "iff"}
+_RELATION_CMDS |= {"implies": "implies", "Rightarrow": "implies", "propto": "propto", "doteq": "~", "simeq": "~"}
+_SETS = {"cup": "union", "cap": "intersection", "setminus": "minus", "bigcup": "union", "backslash": "minus"}
+_SEPARATORS = {"land": "and", "wedge": "and", "lor": "or", "vee": "or"}
+_CLOSING = {"(": (")", "]"), "[": ("]", ")", "["), "{": ("}",), "\\{": ("\\}", "}"), "]": ("[", "]")}
+_CHOICES = set("ABCDEFGHIJ")
+_DEGREE_WORDS = {"degree", "degrees", "deg", "度"}
+_STOP_WORDS = {"and", "or", "if", "for", "where", "with", "when", "is", "not", "mod"}
+
+
+def parse_answer(text: str) -> Node:
+    """Tree of a cleaned answer; ParseError when it is outside the grammar."""
+    parser = AnswerParser(tokenize(text))
+    return parser.answer()
+
+
+class AnswerParser(AtomParser):
+    """Statements: what may stand alone in a box."""
+
+    def answer(self) -> Node:
+        choice = self._choice()
+        if choice is not None:
+            return choice
+        items, separators = [self.relation()], []
+        while self.token.kind != "end":
+            separators.append(self._separator())
+            items.append(self.relation())
+            if len(items) > MAX_ITEMS:
+                raise ParseError("too many items")
+        return items[0] if len(items) == 1 else Node("list", (frozenset(separators), *items))
+
+    def _choice(self) -> Node | None:
+        """`(C) 12`, `A. 5`: a letter with its text."""
+        first, second, third = self.token, self.peek(), self.peek(2)
+        if first.text == "(" and second.text in _CHOICES and third.text == ")":
+            letter, length = second.text, 3
+        elif first.text in _CHOICES and second.text in (".", ")", ":") and second.kind == "op":
+            letter, length = first.text, 2
+        else:
+            return None
+        rest = self.tokens[self.at + length :]
+        if not rest or (rest[0].kind == "op" and rest[0].text not in ("(", "-", "[", "{", "\\{", "$", "\\$")):
+            return None
+        return Node("choice", (letter, _quietly(rest)))
+
+    def _separator(self) -> str:
+        kind = None
+        while True:
+            if self.is_op(",", ";", "&"):
+                self.next()
+                kind = kind or ","
+            elif self.is_word("and", "or", "和", "或"):
+                kind = "and" if self.next().text.lower() in ("and", "和") else "or"
+            elif self.token.kind == "cmd" and self.token.text in _SEPARATORS:
+                kind = _SEPARATORS[self.next().text]
+            elif kind is None:
+                raise ParseError(f"unexpected {self.token.text!r}")
+            else:
+                return kind
+
+    # -- relations ---------------------------------------------------------------------------------------------
+    def relation(self) -> Node:
+        """`a = b`, `a < b \\le c`; a leading `=` or `\\approx` has no left side and is dropped."""
+        if self._relation_sign() in ("=", "~"):
+            self.next()
+        members, ops = [self.operand()], []
+        while True:
+            sign = self._relation_sign()
+            if sign is None:
+                break
+            self.next()
+            ops.append(sign)
+            members.append(self.operand())
+        return members[0] if not ops else Node("rel", (tuple(ops), *members))
+
+    def _relation_sign(self) -> str | None:
+        token = self.token
+        if token.kind == "op":
+            return _RELATION_OPS.get(token.text)
+        return _RELATION_CMDS.get(token.text) if token.kind == "cmd" else None
+
+    def operand(self) -> Node:
+        """Unions and differences of sets around ratios."""
+        node = self._ratio()
+        while self.token.kind == "cmd" and self.token.text in _SETS:
+            op = _SETS[self.next().text]
+            node = Node(op, (node, self._ratio()))
+        return node
+
+    def _ratio(self) -> Node:
+        parts = [self._quantity()]
+        while self.is_op(":") or self.is_cmd("colon"):
+            self.next()
+            parts.append(self._quantity())
+        return parts[0] if len(parts) == 1 else Node("ratio", tuple(parts))
+
+    # -- units -------------------------------------------------------------------------------------------------
+    def _quantity(self) -> Node:
+        node = self.expr()
+        if self._accept_modulus():
+            return Node("cong", (node, self._modulus()))
+        if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
+            return node
+        if self.is_word("percent", "百分之"):
+            self.next()
+            return Node("percent", (node,))
+        if self.is_word("base"):
+            return self._base_suffix(node)
+        factors = self._unit_factors()
+        if all(word.lower() in _DEGREE_WORDS for word, _ in factors):
+            return Node("deg", (node,))
+        return Node("quantity", (node, tuple(factors)))
+
+    def _base_suffix(self, node: Node) -> Node:
+        self.next()
+        if node.op != "num" or self.token.kind != "num":
+            raise ParseError("base")
+        return Node("based", (str(node.args[0]), int(self.next().text[:3])))
+
+    def _unit_factors(self) -> list[tuple[str, int]]:
+        """(word, exponent) pairs of `km/h`, `square cm`, `m^2`, `dollars per hour`."""
+        factors: list[tuple[str, int]] = []
+        sign, power = 1, 1
+        while self.token.kind == "word" or self.is_op("/"):
+            if self.accept("/") or self.is_word("per"):
+                sign = -1
+                self.at += self.is_word("per")
+            word = self.token.text
+            if self.token.kind != "word" or word.lower() in _STOP_WORDS:
+                break
+            self.next()
+            if word.lower() in ("square", "sq", "cubic", "平方", "立方"):
+                power = 3 if word.lower() in ("cubic", "立方") else 2
+                self.accept(".")
+                continue
+            factors.append(self._unit_power(word, sign * power))
+            sign, power = 1, 1
+        return factors
+
+    def _unit_power(self, word: str, power: int) -> tuple[str, int]:
+        for prefix, exponent in (("平方", 2), ("立方", 3)):
+            if word.startswith(prefix):
+                word, power = word[2:], power * exponent
+        if self.accept("^"):
+            exponent_node = self.exponent()
+            if exponent_node.op != "num" or exponent_node.args[0] not in (-2, -1, 1, 2, 3):
+                raise ParseError("power of a unit")
+            power *= int(exponent_node.args[0])
+        self.accept(".")
+        return word, power
+
+    def _accept_modulus(self) -> bool:
+        if self.is_cmd("pmod", "mod", "bmod"):
+            self.next()
+            return True
+        if self.is_op("(") and (self.peek().text in ("bmod", "mod")):
+            self.at += 2
+            self._closes_modulus = True
+            return True
+        return False
+
+    _closes_modulus = False
+
+    def _modulus(self) -> Node:
+        if self._closes_modulus:
+            self._closes_modulus = False
+            node = self.expr()
+            self.expect(")")
+            return node
+        return self.argument() if self.is_op("{") else self.expr()
+
+    def _starts_factor(self, token: Token) -> bool:
+        if token.text == "(" and self.peek().text in ("bmod", "mod") and token is self.token:
+            return False
+        return super()._starts_factor(token)
+
+    # -- brackets ----------------------------------------------------------------------------------------------
+    def group(self) -> Node:
+        """A bracketed part: a grouped expression, a tuple, an interval or a set."""
+        opening = self.next().text
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError("nested too deeply")
+        bars, self.bars = self.bars, 0
+        items = self.items()
+        closing = self.next().text
+        if closing not in _CLOSING[opening]:
+            raise ParseError(f"{opening} closed by {closing}")
+        self.depth -= 1
+        self.bars = bars
+        return self._grouped(opening, "]" if closing == "[" else closing, items)
+
+    @staticmethod
+    def _grouped(opening: str, closing: str, items: list[Node]) -> Node:
+        if opening in ("\\{", "{") and (opening == "\\{" or len(items) > 1):
+            return Node("set", tuple(items))
+        if len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]"), ("{", "}")):
+            return items[0]
+        if not items:
+            raise ParseError("empty brackets")
+        return Node("tuple", (opening, closing, *items))
+
+    def items(self) -> list[Node]:
+        """Comma separated operands up to a closing bracket."""
+        items: list[Node] = []
+        if self.is_op("\\}", ")", "}", "]"):
+            return items
+        items.append(self.relation())
+        while self.accept(",", ";"):
+            items.append(self.relation())
+            if len(items) > MAX_ITEMS:
+                raise ParseError("too many items")
+        return items
+
+
+def _quietly(tokens: list[Token]) -> Node | None:
+    """The tree of the text of a choice, or None: the letter alone decides then."""
+    try:
+        return AnswerParser(tokens).answer()
+    except ParseError:
+        return None
