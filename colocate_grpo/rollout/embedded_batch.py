@@ -1,0 +1,123 @@
+"""Continuous batching over blocks: a finished sequence is replaced at once, a prompt is computed once a group."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from colocate_grpo.rollout.embedded_block import Block, Finished, RunningSequence
+from colocate_grpo.rollout.embedded_cache import KvCache
+from colocate_grpo.rollout.embedded_model import Decoder
+from colocate_grpo.rollout.engine import Request
+
+BLOCK_ROWS = 64
+PREFILL_ROWS = 8
+PREFILL_WIDTH = 32
+
+Placement = tuple[Block, int, RunningSequence]
+
+
+class Batch:
+    """All running and waiting requests. Shapes depend on `slots` alone, never on who is in the batch."""
+
+    def __init__(self, decoder: Decoder, slots: int) -> None:
+        rows = min(slots, BLOCK_ROWS)
+        self.decoder = decoder
+        self.blocks = [Block(decoder, rows) for _ in range(-(-slots // rows))]
+        self.slots = rows * len(self.blocks)
+        self.waiting: deque[RunningSequence] = deque()
+        self._prefill_cache = KvCache(decoder.shape, decoder.weights.embedding.dtype, PREFILL_ROWS)
+
+    @property
+    def running(self) -> int:
+        return sum(len(block.sequences) for block in self.blocks)
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting) or self.running > 0
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(RunningSequence(request))
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Fill free rows, then decode one token of every sequence; returns those that ended."""
+        if self._should_admit():
+            self._admit()
+        elif not self.waiting:
+            self._compact()
+        return [finished for block in self.blocks if block.sequences for finished in block.step()]
+
+    @torch.inference_mode()
+    def abort(self) -> list[Finished]:
+        """End everything where it is; what waits has no tokens."""
+        ended = [finished for block in self.blocks for finished in block.abort()]
+        ended += [Finished(s.request, (), (), "abort") for s in self.waiting]
+        self.waiting.clear()
+        return ended
+
+    @torch.inference_mode()
+    def discard(self, request: Request) -> None:
+        """Take one request out, wherever it is."""
+        self.waiting = deque(s for s in self.waiting if s.request is not request)
+        for block in self.blocks:
+            block.discard(request)
+
+    def _should_admit(self) -> bool:
+        """A prefill has a fixed cost, so that a few rows are let free before they are filled together."""
+        free = self.slots - self.running
+        return bool(self.waiting) and free >= min(len(self.waiting), max(1, self.slots // 8))
+
+    def _admit(self) -> None:
+        placements: list[Placement] = []
+        for block in self.blocks:
+            for row in block.free_rows:
+                if self.waiting:
+                    sequence = self.waiting.popleft()
+                    block.place(row, sequence)
+                    placements.append((block, row, sequence))
+        self._prefill(placements)
+        for block in self.blocks:
+            rows = [row for b, row, _ in placements if b is block]
+            if rows:
+                block.load(rows)
+
+    def _prefill(self, placements: Sequence[Placement]) -> None:
+        """Keys and values of every prompt but its last token, which the first decoding step takes."""
+        by_prompt: dict[tuple[int, ...], list[Placement]] = {}
+        for placement in placements:
+            by_prompt.setdefault(placement[2].prompt[:-1], []).append(placement)
+        prompts = sorted((p for p in by_prompt if p), key=len)
+        for start in range(0, len(prompts), PREFILL_ROWS):
+            together = prompts[start : start + PREFILL_ROWS]
+            self._fill_prefill_cache(together)
+            users = [(i, *placement) for i, prompt in enumerate(together) for placement in by_prompt[prompt]]
+            for block in self.blocks:
+                pairs = [(i, row) for i, b, row, _ in users if b is block]
+                if pairs:
+                    source_rows, rows = torch.tensor(pairs).T
+                    block.cache.copy_rows(self._prefill_cache, source_rows, rows, len(together[-1]))
+
+    def _fill_prefill_cache(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Chunks of a fixed shape; rows and positions without a token are computed and never read."""
+        chunks = -(-len(prompts[-1]) // PREFILL_WIDTH)
+        ids = torch.zeros(PREFILL_ROWS, chunks * PREFILL_WIDTH, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        self._prefill_cache.reserve(ids.shape[1])
+        for start in range(0, ids.shape[1], PREFILL_WIDTH):
+            stop = start + PREFILL_WIDTH
+            positions = torch.arange(start, stop).expand(PREFILL_ROWS, -1)
+            self.decoder.hidden(ids[:, start:stop], positions, self._prefill_cache, stop)
+
+    def _compact(self) -> None:
+        """Empty the least filled block when the free rows of the others can take it."""
+        used = sorted((block for block in self.blocks if block.sequences), key=lambda block: len(block.sequences))
+        if len(used) < 2 or sum(len(b.free_rows) for b in used[1:]) < len(used[0].sequences):
+            return
+        source = used[0]
+        for target in used[1:]:
+            rows = target.free_rows[: len(source.sequences)]
+            if rows:
+                target.move_from(source, list(source.sequences)[: len(rows)], rows)

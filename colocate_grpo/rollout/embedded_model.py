@@ -1,0 +1,107 @@
+"""Forward pass of a decoder-only transformer with a KV cache, in arithmetic that does not depend on the neighbours.
+
+A CPU matrix product may round differently for another number of rows, but not for another place among them. So every
+product here has a fixed number of rows, and attention runs over fixed chunks of positions: a chunk that lies wholly
+behind the end of a sequence adds exact zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache, chunked
+from colocate_grpo.rollout.embedded_weights import EngineWeights, LayerWeights
+from colocate_grpo.train.shape import ModelShape
+
+
+class Decoder:
+    """Runs tokens [rows, width] through the layers; the caller keeps the shapes fixed."""
+
+    def __init__(self, shape: ModelShape, hf_config: PretrainedConfig, weights: EngineWeights) -> None:
+        self.shape, self.weights = shape, weights
+        rotary = LlamaRotaryEmbedding(hf_config)  # type: ignore[arg-type]  # reads fields that every family has
+        self._frequencies, self._rotary_scale = rotary.inv_freq.float(), rotary.attention_scaling
+        self._cos = self._sin = torch.empty(0, shape.head_dim)
+
+    def hidden(self, ids_BQ: Tensor, positions_BQ: Tensor, cache: KvCache, longest: int) -> Tensor:
+        """Last layer's output [B * Q, hidden]; `longest` is at least every position + 1. Fills `cache`."""
+        width = chunked(longest)
+        self._extend_rotary(width)
+        flat = positions_BQ.flatten()
+        cos, sin = self._cos[flat].unsqueeze(1), self._sin[flat].unsqueeze(1)
+        rows = torch.arange(ids_BQ.shape[0]).unsqueeze(1) * cache.positions
+        index = (rows + positions_BQ).flatten()
+        visible = torch.arange(width) <= positions_BQ.unsqueeze(-1)
+        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+        x = F.embedding(ids_BQ.flatten(), self.weights.embedding)
+        for i, layer in enumerate(self.weights.layers):
+            x = x + self._attention(i, layer, self._norm(x, layer.input_norm), cos, sin, index, mask, cache)
+            gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate).mul_(up), layer.down)
+        return x
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Float logits [R, vocab]."""
+        return F.linear(self._norm(hidden_RH, self.weights.final_norm), self.weights.head).float()
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        places: Tensor,
+        mask_BQT: Tensor,
+        cache: KvCache,
+    ) -> Tensor:
+        s, (rows, width, _) = self.shape, mask_BQT.shape
+        heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, s.head_dim))
+        qk, v = heads.split([s.heads + s.kv_heads, s.kv_heads], dim=1)
+        if layer.qk_scale is not None:
+            qk = self._norm(qk, layer.qk_scale)
+        qk = qk * cos + qk.roll(s.head_dim // 2, -1) * sin
+        q, k = qk.split([s.heads, s.kv_heads], dim=1)
+        cache.write(index, places, k.transpose(0, 1), v.transpose(0, 1))
+        # [B, Q, K, G, D] -> [K, B, G * Q, D]: the queries that share a key head are one matrix.
+        grouped = q.view(rows, width, s.kv_heads, -1, s.head_dim).permute(2, 0, 3, 1, 4)
+        attended = attend(grouped * s.head_dim**-0.5, cache.keys[index], cache.values[index], mask_BQT)
+        return F.linear(attended.permute(1, 3, 0, 2, 4).reshape(x.shape[0], -1), layer.output)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.shape.norm_eps))
+        return (wide * scale).to(x.dtype).mul_(weight)
+
+    def _extend_rotary(self, positions: int) -> None:
+        """Tables of cos and of sin with the sign of the rotation, in the model's type as transformers has them."""
+        if positions <= self._cos.shape[0]:
+            return
+        angles = torch.outer(torch.arange(positions).float(), self._frequencies)
+        cos, sin = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
+        dtype = self.weights.embedding.dtype
+        self._cos, self._sin = torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+
+
+def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Tensor) -> Tensor:
+    """Softmax attention [K, B, G, Q, D] over the first T positions, chunk by chunk.
+
+    A row's result does not depend on T as long as its mask is the same: the chunks have one shape, a masked chunk
+    has weights that are exactly 0, and adding 0 changes nothing.
+    """
+    kv_heads, rows, group, width, dim = q_KBGQD.shape
+    total = mask_BQT.shape[-1]
+    chunks = [slice(start, start + CHUNK) for start in range(0, total, CHUNK)]
+    q = q_KBGQD.reshape(kv_heads * rows, group * width, dim)
+    keys, values = keys_KBTD.flatten(0, 1), values_KBTD.flatten(0, 1)
+    scores = torch.cat([torch.bmm(q, keys[:, c].transpose(1, 2)) for c in chunks], dim=-1)
+    scores = scores.view(kv_heads, rows, group, width, total) + mask_BQT.unsqueeze(1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype).view(kv_heads * rows, group * width, total)
+    out = torch.bmm(weights[..., chunks[0]], values[:, chunks[0]])
+    for c in chunks[1:]:
+        out = torch.baddbmm(out, weights[..., c], values[:, c])
+    return out.view(q_KBGQD.shape)
