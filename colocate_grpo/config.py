@@ -262,7 +262,7 @@ class RolloutGuards(Section):
     truncated_ratio_limit: Fraction = Field(0.9, description="Limit of `truncated_ratio`.")
     repetition: Action = Field("warn", description="Share of degenerate repetition over its limit.")
     repetition_limit: Fraction = Field(0.5, description="Limit of `repetition`.")
-    equal_rewards: Action = Field("warn", description="Every reward of the batch is the same.")
+    equal_rewards: Action = Field("warn", description="No group of the batch has rewards that differ.")
 
 
 class StepGuards(Section):

@@ -11,12 +11,14 @@ import shlex
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from colocate_grpo import processes
 from colocate_grpo.checkpoint.store import CheckpointStore
 from colocate_grpo.config import Config
 from colocate_grpo.diagnosis import Ending
 from colocate_grpo.errors import ConfigError
+from colocate_grpo.observe.console import LiveConsole
 from colocate_grpo.observe.environment import environment
 from colocate_grpo.observe.events import EventLog
 from colocate_grpo.observe.metrics import MetricsLog, read_rows
@@ -28,34 +30,48 @@ POLL_S = 0.2
 GRACE_S = 5.0
 
 log = logging.getLogger(__name__)
-OnTick = Callable[[RunDirectory], None]
 
 
 def supervise(
-    config: Config, *, command_line: list[str], entry: str = "colocate_grpo.loop", on_tick: OnTick = lambda run: None
+    config: Config,
+    *,
+    command_line: list[str],
+    entry: str = "colocate_grpo.loop",
+    replay: Path | None = None,
+    evaluate_only: bool = False,
 ) -> int:
     """Run, or resume, until the run is finished, stopped, or beyond help; returns the exit code of the command.
 
-    `entry`: module of a rank; `on_tick`: called a few times a second while an attempt runs, for a live view.
+    `entry`: module of a rank; `replay` and `evaluate_only` are handed to it (`--replay DIR`, `--evaluate-only`).
     Exit codes: 0 finished or stopped and resumable, 2 a user's mistake, 130 ended at once by a second signal, else 1.
     Raises ConfigError where the run directory belongs to another run or another driver, or `run.until` is no time.
     """
     deadline = Deadline(config)
     run = RunDirectory(config.run_dir.resolve())
+    command = [entry, *(["--replay", str(replay.resolve())] if replay else [])]
+    command += ["--evaluate-only"] if evaluate_only else []
     with run.locked(), Signals() as signals:
         changed = run.adopt(config)
         run.clear_stop()
-        return Supervisor(config, run, signals, deadline, entry, on_tick).run_to_end(changed, command_line)
+        with LiveConsole(run.path) as console:
+            supervisor = Supervisor(config, run, signals, deadline, command, console.tick)
+            return supervisor.run_to_end(changed, command_line)
 
 
 class Supervisor:
     """The policy: what to do after each attempt. Holds the run's lock through its caller."""
 
     def __init__(
-        self, config: Config, run: RunDirectory, signals: Signals, deadline: Deadline, entry: str, on_tick: OnTick
+        self,
+        config: Config,
+        run: RunDirectory,
+        signals: Signals,
+        deadline: Deadline,
+        command: list[str],
+        show: Callable[[], None],
     ):
         self.config, self.run, self.signals, self.deadline = config, run, signals, deadline
-        self.entry, self.on_tick = entry, on_tick
+        self.command, self.show = command, show
         self.store = CheckpointStore(run.path, config.checkpoint, config.guards.step.window)
         self.tag = processes.driver_id(run.path)
         self.attempt = run.last_attempt()
@@ -106,7 +122,7 @@ class Supervisor:
         self.attempt += 1
         self.run.record_attempt(self.attempt, started=time.time(), command_line=command_line)
         self._emit("attempt_start", command_line=command_line, **environment())
-        ranks = Ranks(self.config, self.run, self.attempt, self.entry, self.tag)
+        ranks = Ranks(self.config, self.run, self.attempt, self.command, self.tag)
         try:
             ending = ranks.watch(self.signals.twice, self._tick)
         finally:
@@ -120,7 +136,7 @@ class Supervisor:
             self.run.ask_to_stop(reason)
             self._emit("stop_requested", reason=reason)
             log.info("stopping: %s (once more to leave at once)", reason)
-        self.on_tick(self.run)
+        self.show()
 
     def _roll_back(self, ending: Ending) -> Ending:
         """Go back to a checkpoint from before the guard's window, a limited number of times."""

@@ -25,7 +25,7 @@ STACK_MARK = "(most recent call first)"
 class Ranks:
     """One torchrun and everything below it."""
 
-    def __init__(self, config: Config, run: RunDirectory, attempt: int, entry: str, tag: str):
+    def __init__(self, config: Config, run: RunDirectory, attempt: int, command: list[str], tag: str):
         self.config, self.run, self.attempt, self.tag = config, run, attempt, tag
         self.others = [child.pid for child in psutil.Process().children()]
         self.oom_kills = host_oom_kills()
@@ -34,7 +34,7 @@ class Ranks:
         self.progress = run.state().get("progress")
         with run.log(attempt).open("ab") as log:
             self.torchrun = subprocess.Popen(
-                self._command(entry), env=self._environment(), stdin=subprocess.DEVNULL, stdout=log,
+                self._command(command), env=self._environment(), stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -109,11 +109,11 @@ class Ranks:
         with self.run.log(self.attempt).open("a") as log:
             log.write(f"\n[driver] {text}\n")
 
-    def _command(self, entry: str) -> list[str]:
+    def _command(self, command: list[str]) -> list[str]:
         return [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
             "--nproc-per-node", str(self.config.parallel.world_size), "--max-restarts", "0",
-            "-m", entry, "--run-dir", str(self.run.path), "--attempt", str(self.attempt),
+            "-m", *command, "--run-dir", str(self.run.path), "--attempt", str(self.attempt),
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:

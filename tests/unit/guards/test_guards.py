@@ -1,0 +1,135 @@
+"""Guards on curves of runs that failed, and of runs that did not."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from colocate_grpo.config import RolloutGuards, StepGuards
+from colocate_grpo.observe.guards import Firing, check_rollout, check_step
+
+
+def rows(**curves: list[float]) -> list[dict[str, Any]]:
+    """Metric rows from curves; `a__b` stands for `a/b`."""
+    columns = [(name.replace("__", "/"), values) for name, values in curves.items()]
+    steps = range(len(columns[0][1]))
+    return [{"step": step, **{metric: values[step] for metric, values in columns}} for step in steps]
+
+
+def first_firing(history: list[dict[str, Any]], **options: Any) -> tuple[int, Firing] | None:
+    """Step and firing of the first guard that fires as the run goes on."""
+    for end in range(1, len(history) + 1):
+        for firing in check_step(history[:end], StepGuards(**options)):
+            return end - 1, firing
+    return None
+
+
+def test_entropy_that_rises_from_0_66_to_1_82_in_14_steps_is_caught_before_the_end() -> None:
+    history = rows(train__entropy_loss=[0.66, 0.67, 0.66, 0.65] + [0.66 * (1.82 / 0.66) ** (i / 14) for i in range(15)])
+    fired = first_firing(history, entropy_rise="rollback")
+    assert fired is not None
+    step, firing = fired
+    assert firing.name == "entropy_rise"
+    assert firing.action == "rollback"
+    assert step < 4 + 14
+    assert firing.numbers["last"] > 1.5 * firing.numbers["first"]
+
+
+def test_entropy_collapse() -> None:
+    fired = first_firing(rows(train__entropy_loss=[0.5] * 5 + [0.5 * 0.7**i for i in range(15)]))
+    assert fired is not None
+    assert fired[1].name == "entropy_collapse"
+
+
+def test_a_healthy_noisy_run_is_left_alone() -> None:
+    noise = random.Random(1)
+    steps = 200
+    history = rows(
+        rollout__raw_reward=[0.25 + 0.65 * (1 - math.exp(-i / 30)) + noise.gauss(0, 0.04) for i in range(steps)],
+        train__entropy_loss=[(0.1 + 0.5 * math.exp(-i / 40)) * noise.uniform(0.8, 1.2) for i in range(steps)],
+        train__train_rollout_logprob_abs_diff=[0.012 * noise.uniform(0.7, 1.4) for _ in range(steps)],
+        train__grad_norm=[0.2 * math.exp(noise.gauss(0, 0.5)) for _ in range(steps)],
+        train__loss=[noise.gauss(0, 0.01) for _ in range(steps)],
+    )
+    assert first_firing(history) is None
+    for resumed_at in (20, 100):
+        assert check_step(history[: resumed_at + 1], StepGuards(), resumed_at) == []
+
+
+@pytest.mark.parametrize("level", [(0.8, 0.1), (0.5, -0.9)], ids=["zero_to_one", "minus_one_to_one"])
+def test_reward_collapse(level: tuple[float, float]) -> None:
+    high, low = level
+    fired = first_firing(rows(rollout__raw_reward=[high] * 25 + [low] * 5))
+    assert fired is not None
+    step, firing = fired
+    assert firing.name == "reward_collapse"
+    assert 25 <= step <= 27
+
+
+def test_a_reward_that_never_was_high_has_not_collapsed() -> None:
+    noise = random.Random(2)
+    assert first_firing(rows(rollout__raw_reward=[max(0.0, noise.gauss(0.05, 0.02)) for _ in range(100)])) is None
+
+
+def test_mismatch_as_a_trend_and_after_a_resume() -> None:
+    drift = rows(train__train_rollout_logprob_abs_diff=[0.01] * 5 + [0.01 * 1.25**i for i in range(15)])
+    fired = first_firing(drift)
+    assert fired is not None
+    assert fired[1].name == "logprob_mismatch"
+    jump = rows(train__train_rollout_logprob_abs_diff=[0.01] * 20 + [0.05])
+    assert check_step(jump, StepGuards()) == [], "a single jump is no trend"
+    [firing] = check_step(jump, StepGuards(), resumed_at=20)
+    assert firing.numbers == {"value": 0.05, "before": 0.01, "resumed_at": 20.0}
+    jump[-1].pop("step")
+    assert check_step(jump, StepGuards(), resumed_at=20) == [firing], "the row of the step may have no number yet"
+
+
+def test_rounding_errors_of_an_exact_engine_are_no_mismatch() -> None:
+    tiny = rows(train__train_rollout_logprob_abs_diff=[1e-7 * 1.5**i for i in range(20)])
+    assert first_firing(tiny) is None
+
+
+def test_gradient_norm_spike_and_non_finite_values() -> None:
+    norms = [0.2, 0.0, 0.3, 0.25, 0.2, 0.0, 0.22]
+    assert first_firing(rows(train__grad_norm=norms)) is None
+    fired = first_firing(rows(train__grad_norm=[*norms, 9.0]))
+    assert fired is not None
+    assert fired[1].name == "grad_norm_spike"
+    for metric in ("train/loss", "train/grad_norm"):
+        [firing] = check_step([{"step": 0, metric: math.nan}], StepGuards())
+        assert (firing.name, firing.action) == ("non_finite", "stop")
+
+
+def test_skipped_steps_do_not_count() -> None:
+    history = rows(rollout__raw_reward=[0.8] * 25) + [{"step": 25, "rollout/raw_reward": 0.0, "train/skipped": 1.0}] * 5
+    assert first_firing(history) is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name", "action"),
+    [
+        ({"rollout/failed_ratio": 0.9, "rollout/raw_reward": 0.0}, "failed_ratio", "skip"),
+        ({"rollout/truncated_ratio": 0.95}, "truncated_ratio", "warn"),
+        ({"rollout/repetition_frac": 0.6}, "repetition", "warn"),
+        ({"rollout/zero_variance_ratio": 1.0, "rollout/raw_reward": 0.0}, "equal_rewards", "warn"),
+    ],
+)
+def test_rollout_guards(metrics: dict[str, float], name: str, action: str) -> None:
+    [firing] = check_rollout(metrics, RolloutGuards())
+    assert (firing.name, firing.action) == (name, action)
+    assert firing.numbers
+    assert check_rollout(metrics, RolloutGuards(**{name: "off"})) == []
+
+
+def test_a_healthy_batch_passes() -> None:
+    healthy = {
+        "rollout/failed_ratio": 0.01,
+        "rollout/truncated_ratio": 0.3,
+        "rollout/repetition_frac": 0.02,
+        "rollout/zero_variance_ratio": 0.6,
+        "rollout/raw_reward": 0.5,
+    }
+    assert check_rollout(healthy, RolloutGuards()) == []
