@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from colocate_grpo.observe.jsonl import Row
 from colocate_grpo.observe.metrics import Removal
 from colocate_grpo.report.markdown import duration, moment, number, percent, step_ranges, text_table
-from colocate_grpo.report.record import RunRecord
+from colocate_grpo.report.record import RunRecord, attempts
 
 # Regular work, told as sums.
 ROUTINE = ("save", "rotate", "eval")
@@ -36,7 +37,7 @@ def chronicle_section(run: RunRecord) -> str:
     """The section on starts, resumes, losses, guards, rollbacks and saves."""
     parts = ["## Engineering log"]
     if run.events:
-        parts += [_counts(run), _told(run), *_saves(run)]
+        parts += [_counts(run), _attempts(run), "### Events", _told(run), *_saves(run)]
     else:
         parts.append("No events are recorded.")
     if run.counted.removals:
@@ -46,14 +47,30 @@ def chronicle_section(run: RunRecord) -> str:
 
 def describe(fields: Row) -> str:
     """The fields of an event as `name value`, short."""
+    if fields.get("kind") == "config_change":
+        return _cut("; ".join(f"`{key}`: {_json(old)} → {_json(new)}" for key, (old, new) in fields["changes"].items()))
     shown = {key: value for key, value in fields.items() if key not in HIDDEN and value not in (None, "", [], {})}
     text = "; ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in shown.items())
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return _cut(text)
 
 
 def _counts(run: RunRecord) -> str:
     counts = Counter(str(event.get("kind")) for event in run.events)
     return "Events: " + ", ".join(f"{kind.replace('_', ' ')} {number(n)}" for kind, n in counts.most_common()) + "."
+
+
+def _attempts(run: RunRecord) -> str:
+    """One line an attempt; its time is that between its first and last entry."""
+    rows = []
+    for attempt, entries in attempts(run).items():
+        steps = sorted({entry["step"] for entry in entries if entry.get("kind") == "step"})
+        ends = [entry for entry in entries if entry.get("kind") in ("attempt_end", "run_end")]
+        outcome = f"{ends[-1].get('outcome', '')} {ends[-1].get('message') or ''}".strip() if ends else "not recorded"
+        times = [entry["time"] for entry in entries]
+        began, lasted = moment(min(times)), duration(max(times) - min(times))
+        rows.append([str(attempt), began, lasted, step_ranges(steps) or "none", outcome])
+    header = ["attempt", "began (UTC)", "lasted", "steps recorded", "ended"]
+    return f"### Attempts\n\n{text_table(header, rows)}"
 
 
 def _told(run: RunRecord) -> str:
@@ -97,11 +114,17 @@ def _evaluations(removal: Removal) -> str:
     return ", ".join(f"{p.name} step {p.step}: {percent(p.accuracy)}" for p in removal.evaluations) or "none"
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_value(inner)}" for key, inner in value.items())
-    if isinstance(value, list) and len(value) == 2 and not any(isinstance(v, list | dict) for v in value):
-        return f"{_value(value[0])} → {_value(value[1])}"
     if isinstance(value, list):
         return " ".join(_value(inner) for inner in value)
     if isinstance(value, float):

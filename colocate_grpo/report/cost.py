@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from colocate_grpo.observe.jsonl import Row
 from colocate_grpo.report.headline import mean_of
 from colocate_grpo.report.markdown import ABSENT, duration, number, percent, table
-from colocate_grpo.report.record import RunRecord
+from colocate_grpo.report.record import RunRecord, attempts
 
 # Parts of a step, one after the other. Grading runs beside the rollout, so that its seconds are not among them.
 STEP_PARTS = {
@@ -103,13 +103,10 @@ def memory_peaks(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def _between_attempts(run: RunRecord) -> float:
-    """Seconds from each attempt's end (its last event or row) to the start of the next."""
-    times: dict[int, list[float]] = {}
-    for entry in (*run.rows, *run.events):
-        if "attempt" in entry and "time" in entry:
-            times.setdefault(entry["attempt"], []).append(entry["time"])
-    ordered = [times[attempt] for attempt in sorted(times)]
-    return sum(max(0.0, min(after) - max(before)) for before, after in itertools.pairwise(ordered))
+    """Seconds from each attempt's last entry to the first one of the next."""
+    ordered = list(attempts(run).values())
+    pauses = (after[0]["time"] - before[-1]["time"] for before, after in itertools.pairwise(ordered))
+    return sum(max(0.0, pause) for pause in pauses)
 
 
 def _time_table(run: RunRecord) -> str:

@@ -64,7 +64,7 @@ def _facts(run: RunRecord) -> Iterator[list[str]]:
         yield [key.replace("_", " "), _plain(facts[key])]
     yield ["epochs seen (data cursor)", epochs_seen(run, facts.get("unique", facts.get("rows"))) or "not recorded"]
     trained = sum(verdict_counts(run).values())
-    yield ["answers trained on or left out by their advantage", number(trained)]
+    yield ["graded answers of the counted steps", number(trained)]
     dropped = sum(row.get("rollout/groups_dropped", 0.0) for row in run.steps)
     yield ["groups dropped by dynamic sampling", number(dropped)]
 

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from colocate_grpo.report.accuracy import Curve, curves
 from colocate_grpo.report.cost import evaluation_seconds, parts_of
+from colocate_grpo.report.headline import window
 from colocate_grpo.report.record import RunRecord
 from colocate_grpo.report.style import LINES, MARKERS, PHASES, Theme
 
@@ -22,6 +23,8 @@ SIZE_INCHES = (13.0, 8.6)
 DPI = 110
 # Above this many steps a bar is thinner than a pixel, and neighbouring ones are averaged.
 MAX_BARS = 120
+# From this many steps on, single batches hide the trend.
+SMOOTHED_FROM = 40
 
 
 def draw(run: RunRecord, theme: Theme, kind: str) -> bytes:
@@ -43,43 +46,40 @@ def draw(run: RunRecord, theme: Theme, kind: str) -> bytes:
 def _accuracy(axes: Axes, run: RunRecord, theme: Theme) -> None:
     axes.set_title("Evaluation accuracy (pass@1)")
     found = curves(run)
+    bands = [curve for curve in found if curve.baselines]
     for index, curve in enumerate(found):
         look = _look(theme, index)
-        _band(axes, curve, theme, look["color"])
-        points = [*curve.trained]
-        xs = [point.updates for point in points]
-        ys = [point.accuracy for point in points]
         if curve.baselines:
-            xs, ys = [0, *xs], [_mean(p.accuracy for p in curve.baselines), *ys]
+            _band(axes, curve, color=look["color"] if len(bands) > 1 else theme.band)
+        base = [(0, _mean(p.accuracy for p in curve.baselines))] if curve.baselines else []
+        xs, ys = zip(*base, *((p.updates, p.accuracy) for p in curve.trained), strict=True)
         axes.plot(xs, ys, label=_curve_label(curve, found), **look)
     _finish(axes, "updates before the evaluation", percent=True, empty=not found)
 
 
-def _band(axes: Axes, curve: Curve, theme: Theme, color: str) -> None:
-    """Grey: the untouched model evaluated again and again. With one evaluation, +- its standard error."""
+def _band(axes: Axes, curve: Curve, color: str) -> None:
+    """The untouched model evaluated again and again. With one evaluation, +- its standard error."""
     values = [point.accuracy for point in curve.baselines]
-    if not values:
-        return
     if len(values) > 1:
-        low, high, label = min(values), max(values), f"{curve.name}: {len(values)} evaluations of the base"
+        low, high, label = min(values), max(values), f"{curve.name}: base, {len(values)} times"
     else:
         stderr = curve.baselines[0].values.get("stderr", 0.0)
-        low, high, label = values[0] - stderr, values[0] + stderr, f"{curve.name}: base ± 1 standard error"
-    axes.axhspan(low, high, facecolor=theme.band, alpha=0.3, edgecolor=color, linewidth=0.8, label=label)
+        low, high, label = values[0] - stderr, values[0] + stderr, f"{curve.name}: base ± s.e."
+    axes.axhspan(low, high, facecolor=color, alpha=0.25, edgecolor=color, linewidth=0.8, label=label)
 
 
 def _curve_label(curve: Curve, found: Sequence[Curve]) -> str:
     several = sum(other.name == curve.name for other in found) > 1
-    return f"{curve.name} (protocol {curve.protocol[:6]})" if several else curve.name
+    return f"{curve.name} ({curve.protocol[:6]})" if several else curve.name
 
 
 def _reward_and_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
     axes.set_title("Training reward and response length")
-    _series(axes, run, "rollout/raw_reward", "reward (left)", _look(theme, 0, marker=False))
-    axes.set_ylabel("mean reward", color=theme.series[0])
     twin = axes.twinx()
     twin.grid(False)
+    _series(axes, run, "rollout/raw_reward", "reward (left)", _look(theme, 0, marker=False))
     _series(twin, run, "rollout/response_len/mean", "mean length (right)", _look(theme, 1, marker=False))
+    axes.set_ylabel("mean reward", color=theme.series[0])
     twin.set_ylabel("mean response length (tokens)", color=theme.series[1])
     if twin.lines:
         twin.set_ylim(bottom=0)
@@ -88,15 +88,18 @@ def _reward_and_length(axes: Axes, run: RunRecord, theme: Theme) -> None:
 
 def _truncation(axes: Axes, run: RunRecord, theme: Theme) -> None:
     axes.set_title("Truncated answers")
-    _series(axes, run, "rollout/truncated_ratio", "training", _look(theme, 0, marker=False))
     found = curves(run)
-    for index, curve in enumerate(found, start=1):
+    for index, curve in enumerate(found):
         points = [p for p in [*curve.baselines[:1], *curve.trained] if "truncated_ratio" in p.values]
+        # Between the step before the evaluation and the one after it.
         xs = [point.updates - 0.5 for point in points]
         label = f"evaluation: {_curve_label(curve, found)}"
         axes.plot(xs, [point.values["truncated_ratio"] for point in points], label=label, **_look(theme, index))
+    training = {**_look(theme, 0, marker=False), "color": theme.text, "linewidth": 1.2}
+    _series(axes, run, "rollout/truncated_ratio", "training", training)
     if axes.lines:
-        axes.set_ylim(bottom=0)
+        # A little below zero, so that a curve at zero is not hidden by the axis.
+        axes.set_ylim(bottom=-0.03 * max(axes.get_ylim()[1], 0.01))
     _finish(axes, "step", percent=True, empty=not axes.lines)
 
 
@@ -127,10 +130,18 @@ def _thinned(
 
 
 def _series(axes: Axes, run: RunRecord, metric: str, label: str, look: dict[str, Any]) -> None:
+    """The values, and over a long run their running mean, with the single steps faint behind it."""
     steps, values = run.counted.series(metric)
-    if steps:
-        marker = {"marker": "o", "markersize": 4} if len(steps) == 1 else {}
-        axes.plot(steps, values, label=label, **{**look, **marker})
+    if not steps:
+        return
+    if len(steps) == 1:
+        look = {**look, "marker": "o", "markersize": 5}
+    size = window(len(steps))
+    if len(steps) >= SMOOTHED_FROM:
+        axes.plot(steps, values, **{**look, "alpha": 0.3, "linewidth": 1.0, "linestyle": "-"})
+        values = [_mean(values[max(0, i + 1 - size) : i + 1]) for i in range(len(values))]
+        label = f"{label}, mean of {size} steps"
+    axes.plot(steps, values, label=label, **look)
 
 
 def _look(theme: Theme, index: int, *, marker: bool = True) -> dict[str, Any]:
@@ -142,7 +153,10 @@ def _look(theme: Theme, index: int, *, marker: bool = True) -> dict[str, Any]:
 def _finish(axes: Axes, x_label: str, *, percent: bool = False, empty: bool, more: Axes | None = None) -> None:
     """Labels, whole steps on the x axis, and the legend under the panel, where no curve is hidden by it."""
     axes.set_xlabel(x_label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    left, right = axes.get_xlim()
+    if right - left < 2:  # a single step
+        axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
     for spine in ("top", *(() if more else ("right",))):
         axes.spines[spine].set_visible(False)
     if percent:
@@ -155,7 +169,7 @@ def _finish(axes: Axes, x_label: str, *, percent: bool = False, empty: bool, mor
         more.spines["top"].set_visible(False)
         extra = more.get_legend_handles_labels()
         handles, labels = [*handles, *extra[0]], [*labels, *extra[1]]
-    columns = min(4, len(labels))
+    columns = 4 if max(map(len, labels)) <= 12 else 2
     axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=columns)
 
 

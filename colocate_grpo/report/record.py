@@ -84,6 +84,15 @@ def load_record(run_dir: Path) -> RunRecord:
     )
 
 
+def attempts(run: RunRecord) -> dict[int, list[Row]]:
+    """Rows and events by attempt, in the order of time."""
+    entries: dict[int, list[Row]] = {}
+    for entry in sorted((*run.rows, *run.events), key=lambda e: e.get("time", 0.0)):
+        if "attempt" in entry and "time" in entry:
+            entries.setdefault(entry["attempt"], []).append(entry)
+    return dict(sorted(entries.items()))
+
+
 def _missing(run: RunRecord) -> Iterator[str]:
     if not run.config:
         yield "`config.yaml` is missing: the configuration and everything read from it is left out."

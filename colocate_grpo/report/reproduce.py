@@ -58,7 +58,9 @@ def _command(run: RunRecord) -> str:
 def _fingerprints(run: RunRecord) -> Iterator[list[str]]:
     yield ["seed", f"`{run.option('run.seed', ABSENT)}`"]
     yield ["deterministic", f"`{run.option('run.deterministic', ABSENT)}`"]
-    yield ["model", f"`{run.option('model.path', ABSENT)}` {run.option('model.revision') or ''}"]
+    yield ["model", f"`{run.option('model.path', ABSENT)}`"]
+    if run.option("model.revision"):
+        yield ["model revision", f"`{run.option('model.revision')}`"]
     yield ["training data", f"`{recorded_facts(run).get('fingerprint', 'not recorded')}`"]
     for curve in curves(run):
         yield [f"protocol of eval/{curve.name}", f"`{curve.protocol}`"]

@@ -12,7 +12,7 @@ from colocate_grpo.errors import DataError
 from colocate_grpo.report.accuracy import Curve, curves
 from colocate_grpo.report.headline import TRAINING_FIGURES, first_and_last
 from colocate_grpo.report.markdown import ABSENT, number, percent, text_table
-from colocate_grpo.report.record import RunRecord, load_record
+from colocate_grpo.report.record import RunRecord, attempts, load_record
 
 FACTS = {
     "steps": "steps",
@@ -167,8 +167,5 @@ def _limits(run: RunRecord) -> str:
 
 def _hours(run: RunRecord) -> float | None:
     """Hours inside attempts, from each one's first to its last entry."""
-    times: dict[int, list[float]] = {}
-    for entry in (*run.rows, *run.events):
-        if "attempt" in entry and "time" in entry:
-            times.setdefault(entry["attempt"], []).append(entry["time"])
-    return sum(max(t) - min(t) for t in times.values()) / 3600 if times else None
+    spans = [entries[-1]["time"] - entries[0]["time"] for entries in attempts(run).values()]
+    return sum(spans) / 3600 if spans else None
