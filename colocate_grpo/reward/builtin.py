@@ -1,0 +1,202 @@
+"""Reward functions by name: the built-in ones, their composition, and `package.module:name`.
+
+A reward function is called with a `RewardTask` (and its options) and returns a score, None (excluded) or a
+`Verdict`; it may be a coroutine function, or a class that is made once with the options and then called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from colocate_grpo.errors import ConfigError, nearest
+from colocate_grpo.reward.extract import extract_answer
+from colocate_grpo.reward.grade import NO_ANSWER, TOO_LONG, grade, quick_grade
+from colocate_grpo.reward.task import RewardTask
+from colocate_grpo.trajectory import Verdict
+
+Reward = Callable[[RewardTask], Any]
+
+_FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+
+
+class MathBoxed:
+    """1 when the last box equals the gold answer, else 0."""
+
+    def __init__(self, answer_scope: str = "whole", max_chars: int = 200_000) -> None:
+        if answer_scope not in ("after_think", "whole"):
+            raise ConfigError(f"reward.options.answer_scope: {answer_scope!r}; allowed: after_think, whole")
+        self.scope, self.max_chars = answer_scope, max_chars
+
+    def extract(self, task: RewardTask) -> str | None:
+        return extract_answer(task.response, self.scope)  # type: ignore[arg-type]
+
+    def quick(self, task: RewardTask) -> Verdict | str:
+        """The verdict where it needs no parser (linear time), else the answer to be graded."""
+        if len(task.response) > self.max_chars:
+            return TOO_LONG
+        answer = self.extract(task)
+        verdict = quick_grade(answer, task.gold)
+        if verdict is None:
+            assert answer is not None
+            return answer
+        return _cut_off(task) if verdict is NO_ANSWER else verdict
+
+    def __call__(self, task: RewardTask) -> Verdict:
+        found = self.quick(task)
+        return found if isinstance(found, Verdict) else grade(found, task.gold, symbolic=True)
+
+
+def _cut_off(task: RewardTask) -> Verdict:
+    """No answer at the token limit is another matter than no answer at all."""
+    return Verdict(0.0, "truncated") if task.status == "truncated" else NO_ANSWER
+
+
+class _Checked:
+    """Base of rewards whose answer is an object that a function of the user checks."""
+
+    def __init__(self, checker: str, source: str = "box", answer_scope: str = "whole") -> None:
+        if source not in ("box", "fence"):
+            raise ConfigError(f"reward.options.source: {source!r}; allowed: box, fence")
+        self.check = import_object(checker, "reward.options.checker")
+        self.source, self.scope = source, answer_scope
+
+    def answer(self, task: RewardTask) -> str | None:
+        if self.source == "box":
+            return extract_answer(task.response, self.scope)  # type: ignore[arg-type]
+        fences = _FENCE.findall(task.response)
+        return fences[-1].strip() or None if fences else None
+
+
+class Construct(_Checked):
+    """1 when `checker(answer, gold)` accepts the object that was asked for, else 0."""
+
+    def __call__(self, task: RewardTask) -> Verdict:
+        answer = self.answer(task)
+        if answer is None:
+            return _cut_off(task)
+        return Verdict(1.0, "correct") if self.check(answer, task.gold) else Verdict(0.0, "wrong")
+
+
+class Optimize(_Checked):
+    """0 when invalid, else 0.1 + 0.9 x progress from `baseline` to `target`, clipped to 0..1.
+
+    `checker(answer, gold)` gives the objective, or None for an invalid object. Baseline and target come from
+    the options, or a row at a time from a gold of the form `{"baseline": 10, "target": 25}`.
+    """
+
+    def __init__(self, checker: str, target: float | None = None, baseline: float = 0.0, **options: Any) -> None:
+        super().__init__(checker, **options)
+        self.target, self.baseline = target, baseline
+
+    def __call__(self, task: RewardTask) -> Verdict:
+        bounds = self._bounds(task.gold)
+        if bounds is None:
+            return Verdict(None, "bad_gold", "no target, or the same target and baseline")
+        answer = self.answer(task)
+        if answer is None:
+            return _cut_off(task)
+        value = self.check(answer, task.gold)
+        if value is None:
+            return Verdict(0.0, "wrong", "invalid")
+        progress = (float(value) - bounds[0]) / (bounds[1] - bounds[0])
+        score = 0.1 + 0.9 * min(1.0, max(0.0, progress))
+        return Verdict(score, "correct" if progress >= 1.0 else "wrong", f"objective {value}")
+
+    def _bounds(self, gold: Any) -> tuple[float, float] | None:
+        row = gold if isinstance(gold, dict) else {}
+        target = row.get("target", self.target)
+        baseline = row.get("baseline", self.baseline)
+        return None if target is None or target == baseline else (float(baseline), float(target))
+
+
+class SoftOverlong:
+    """DAPO's soft penalty: 0 up to `max_tokens - cache` tokens, then linearly down to -1 at `max_tokens`."""
+
+    def __init__(self, cache: int, max_tokens: int | None = None) -> None:
+        if cache <= 0:
+            raise ConfigError(f"reward.options.cache: {cache}; allowed: a positive number of tokens")
+        self.cache, self.max_tokens = cache, max_tokens
+
+    def __call__(self, task: RewardTask) -> float:
+        free = (self.max_tokens or task.max_tokens) - self.cache
+        return -min(1.0, max(0.0, (task.response_tokens - free) / self.cache))
+
+
+class Weighted:
+    """Weighted sum of rewards; the reason is that of the first part. Excluded when any part is excluded."""
+
+    def __init__(self, parts: list[dict[str, Any]]) -> None:
+        if not parts:
+            raise ConfigError("reward.options.parts: empty; allowed: a list of {function, weight, options}")
+        self.parts = [(float(p.get("weight", 1.0)), load_reward(p["function"], p.get("options", {}))) for p in parts]
+
+    async def __call__(self, task: RewardTask) -> Verdict:
+        verdicts = [as_verdict(await _awaited(reward(task))) for _, reward in self.parts]
+        detail = "; ".join(f"{v.reason} {v.score} {v.detail}".strip() for v in verdicts)
+        if any(verdict.score is None for verdict in verdicts):
+            return Verdict(None, next(v.reason for v in verdicts if v.score is None), detail)
+        total = sum(weight * (v.score or 0.0) for (weight, _), v in zip(self.parts, verdicts, strict=True))
+        return Verdict(total, verdicts[0].reason, detail)
+
+
+BUILTIN: dict[str, type] = {
+    "math_boxed": MathBoxed,
+    "construct": Construct,
+    "optimize": Optimize,
+    "soft_overlong": SoftOverlong,
+    "weighted": Weighted,
+}
+
+
+def load_reward(function: str, options: dict[str, Any]) -> Reward:
+    """The reward callable of a configuration; ConfigError names what is wrong with it."""
+    found = BUILTIN.get(function) or import_object(function, "reward.function")
+    if not callable(found):
+        raise ConfigError(f"reward.function: {function} is a {type(found).__name__}, not a function or class")
+    if not inspect.isclass(found):
+        return partial(found, **options) if options else found
+    try:
+        return found(**options)
+    except TypeError as error:  # unknown or missing option names
+        raise ConfigError(f"reward.options of {function}: {error}") from error
+
+
+def import_object(path: str, key: str) -> Any:
+    """The object `package.module:name`; ConfigError with the nearest name when there is none."""
+    module_name, _, name = path.partition(":")
+    if not name:
+        hint = nearest(path, BUILTIN)
+        raise ConfigError(f"{key}: {path!r}; allowed: {', '.join(BUILTIN)} or package.module:name{hint}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"{key}: {module_name} has no {name!r}{nearest(name, vars(module))}")
+    return getattr(module, name)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def run_reward(reward: Reward, task: RewardTask) -> Verdict:
+    """Call a sync or async reward and turn what it returns into a verdict."""
+    value = reward(task)
+    return as_verdict(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
+
+
+def as_verdict(value: Any) -> Verdict:
+    """A score as a verdict: 1 or more is `correct`, None is excluded."""
+    if isinstance(value, Verdict):
+        return value
+    if value is None:
+        return Verdict(None, "excluded")
+    score = float(value)
+    return Verdict(score, "correct" if score >= 1.0 else "wrong")
