@@ -11,12 +11,12 @@ from colocate_grpo.report.markdown import number, percent, table, text_table
 from colocate_grpo.report.record import RunRecord
 
 FACTS = {
-    "rows": "rows of the training file",
-    "unique": "unique prompts",
-    "duplicates": "duplicate rows",
-    "dropped": "prompts dropped as too long",
-    "eval_overlap": "evaluation prompts among the training prompts",
-    "fingerprint": "fingerprint of the prompts as rendered",
+    "data/rows": "rows of the training file (after `data.limit`)",
+    "data/unique": "unique prompts",
+    "data/duplicates": "duplicate rows",
+    "data/dropped": "prompts dropped as too long",
+    "data/eval_overlap": "evaluation prompts among the training prompts",
+    "data/fingerprint": "fingerprint of the prompts as rendered",
 }
 REASON = "rollout/reason/"
 
@@ -30,18 +30,18 @@ def data_section(run: RunRecord) -> str:
 
 
 def recorded_facts(run: RunRecord) -> dict[str, Any]:
-    """What the newest start of the run wrote down about its data."""
-    known = [event["data"] for event in run.of_kind("attempt_start", "resume") if isinstance(event.get("data"), dict)]
-    return known[-1] if known else {}
+    """What the newest attempt wrote down about its data."""
+    known = [row for row in run.rows if row.get("kind") == "attempt" and "data/rows" in row]
+    return {key: value for key, value in known[-1].items() if key.startswith("data/")} if known else {}
 
 
-def epochs_seen(run: RunRecord, rows: int | None) -> str | None:
+def epochs_seen(run: RunRecord, prompts: int | None) -> str | None:
     """Epochs by the data cursor of the last counted step."""
     if not run.steps or "data/epoch" not in run.steps[-1]:
         return None
     epoch, index = run.steps[-1]["data/epoch"], run.steps[-1].get("data/next_index")
-    if rows and index is not None:
-        return number(epoch + index / rows)
+    if prompts and index is not None:
+        return number(epoch + index / prompts)
     return f"{number(epoch)} whole ones, then {number(index)} prompts" if index is not None else number(epoch)
 
 
@@ -60,9 +60,7 @@ def _facts(run: RunRecord) -> Iterator[list[str]]:
     yield ["training file", f"`{run.option('data.train', 'not recorded')}`"]
     for key, label in FACTS.items():
         yield [label, _plain(facts[key]) if key in facts else "not recorded"]
-    for key in facts.keys() - FACTS.keys():
-        yield [key.replace("_", " "), _plain(facts[key])]
-    yield ["epochs seen (data cursor)", epochs_seen(run, facts.get("unique", facts.get("rows"))) or "not recorded"]
+    yield ["epochs seen (data cursor)", epochs_seen(run, facts.get("data/usable")) or "not recorded"]
     trained = sum(verdict_counts(run).values())
     yield ["graded answers of the counted steps", number(trained)]
     dropped = sum(row.get("rollout/groups_dropped", 0.0) for row in run.steps)

@@ -176,7 +176,9 @@ def _peak_note(c: Comparison) -> str:
     )
     if gain is None:
         return text
-    return f"{text} Choosing among {len(c.curve.trained)} equally good models would show a best that lies about {points(gain)} points too high."
+    return (
+        f"{text} Among {len(c.curve.trained)} equally good models the best would look {points(gain)} points too good."
+    )
 
 
 def _training_part(run: RunRecord, chosen: int | None) -> str:

@@ -61,7 +61,7 @@ def _fingerprints(run: RunRecord) -> Iterator[list[str]]:
     yield ["model", f"`{run.option('model.path', ABSENT)}`"]
     if run.option("model.revision"):
         yield ["model revision", f"`{run.option('model.revision')}`"]
-    yield ["training data", f"`{recorded_facts(run).get('fingerprint', 'not recorded')}`"]
+    yield ["training data", f"`{recorded_facts(run).get('data/fingerprint', 'not recorded')}`"]
     for curve in curves(run):
         yield [f"protocol of eval/{curve.name}", f"`{curve.protocol}`"]
 
