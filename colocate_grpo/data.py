@@ -142,7 +142,8 @@ def _load(path: str, limit: int | None, settings: DataConfig, tokenizer: Any) ->
     if not all(fits):
         _overlong(path, rows, ids, settings)
     seen: Counter[str] = Counter()
-    prompts = [_prompt(*parts, seen) for *parts, fit in zip(rows, conversations, texts, ids, fits, strict=True) if fit]
+    rendered = zip(rows, conversations, texts, ids, fits, strict=True)
+    prompts = [_prompt(row, messages, text, tokens, seen) for row, messages, text, tokens, fit in rendered if fit]
     if not prompts:
         raise DataError(f"{path}: every prompt is longer than data.max_prompt_tokens ({settings.max_prompt_tokens})")
     duplicates = len(prompts) - len({prompt.question for prompt in prompts})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from colocate_grpo.config import Config, DataConfig, ModelConfig, RolloutConfig
+from colocate_grpo.config import Config
 from colocate_grpo.data import PromptSet, eos_ids, load_prompts, load_tokenizer
 from colocate_grpo.reward.grade import grade_response
 from colocate_grpo.rollout.embedded import EmbeddedEngine
@@ -18,10 +18,12 @@ MAX_NEW_TOKENS = 48
 
 def measure_accuracy(model_dir: Path, data_file: Path, seed: int, temperature: float = 1.0) -> float:
     """Share of right answers, one sample a problem; fp32 model of one safetensors file."""
-    config = Config(
-        model=ModelConfig(path=str(model_dir), dtype="float32"),
-        data=DataConfig(train=str(data_file)),
-        rollout=RolloutConfig(slots=256),
+    config = Config.model_validate(
+        {
+            "model": {"path": str(model_dir), "dtype": "float32"},
+            "data": {"train": str(data_file)},
+            "rollout": {"slots": 256},
+        }
     )
     tokenizer = load_tokenizer(model_dir)
     prompts = load_prompts(config.data, tokenizer)
