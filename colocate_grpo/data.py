@@ -50,8 +50,10 @@ def load_tokenizer(model_dir: str | Path) -> Any:
     """The tokenizer of a model directory. Raises DataError when there is none."""
     from transformers import AutoTokenizer
 
+    if not Path(model_dir).is_dir():
+        raise DataError(f"model.path: no directory {model_dir}")
     try:
-        return AutoTokenizer.from_pretrained(model_dir)
+        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     except (
         OSError,
         ValueError,
