@@ -16,7 +16,7 @@ from typing import Any
 
 from colocate_grpo.errors import ConfigError, nearest
 from colocate_grpo.reward.extract import extract_answer
-from colocate_grpo.reward.grade import NO_ANSWER, TOO_LONG, grade, quick_grade
+from colocate_grpo.reward.grade import NO_ANSWER, TOO_LONG, compare_texts, quick_grade
 from colocate_grpo.reward.task import RewardTask
 from colocate_grpo.trajectory import Verdict
 
@@ -36,20 +36,16 @@ class MathBoxed:
     def extract(self, task: RewardTask) -> str | None:
         return extract_answer(task.response, self.scope)  # type: ignore[arg-type]
 
-    def quick(self, task: RewardTask) -> Verdict | str:
-        """The verdict where it needs no parser (linear time), else the answer to be graded."""
+    def quick(self, task: RewardTask) -> Verdict | tuple[str, str]:
+        """The verdict where it needs no parser (linear time), else the cleaned answer and gold."""
         if len(task.response) > self.max_chars:
             return TOO_LONG
-        answer = self.extract(task)
-        verdict = quick_grade(answer, task.gold)
-        if verdict is None:
-            assert answer is not None
-            return answer
-        return _cut_off(task) if verdict is NO_ANSWER else verdict
+        found = quick_grade(self.extract(task), task.gold)
+        return _cut_off(task) if found is NO_ANSWER else found
 
     def __call__(self, task: RewardTask) -> Verdict:
         found = self.quick(task)
-        return found if isinstance(found, Verdict) else grade(found, task.gold, symbolic=True)
+        return found if isinstance(found, Verdict) else compare_texts(*found, symbolic=True)
 
 
 def _cut_off(task: RewardTask) -> Verdict:

@@ -18,6 +18,7 @@ from colocate_grpo.reward.evaluate import (
 from colocate_grpo.reward.node import Node, has, symbols
 
 FIRST_BITS, MAX_BITS = 192, 40_000
+ZERO_BITS = 4_096
 GUARD = 48  # bits of the working precision that rounding errors may eat
 _REGIONS = ((0.2, 0.9), (1.1, 3.0), (4.0, 20.0), (-2.0, -0.3), (-9.0, -3.5))
 _VALID_POINTS = 2
@@ -102,18 +103,26 @@ def _agree(evaluator: Evaluator, a: Number, b: Number) -> bool:
         return a == b
     a, b = evaluator.real(a), evaluator.real(b)
     difference = a - b
-    if difference and context.mag(difference) > evaluator.high - evaluator.bits + GUARD:
+    size = max(context.mag(value) if value else -evaluator.bits for value in (a, b))
+    high = max(evaluator.high, size)
+    if difference and context.mag(difference) > high - evaluator.bits + GUARD:
         return False
-    # Equal as far as this precision sees: make sure that it sees enough.
-    spread = evaluator.high - evaluator.low
-    size = max(context.mag(a) if a else -evaluator.bits, context.mag(b) if b else -evaluator.bits)
-    lost = evaluator.high - size
-    needed = max(spread, min(lost, 512)) + 2 * GUARD
-    if needed > evaluator.bits and evaluator.bits < 4_000:
-        raise NeedPrecision(min(max(needed + 64, 2 * evaluator.bits), 8_000))
+    _check_precision(evaluator, high - size)
     if evaluator.rounded:
         raise Undecided("equal as far as can be seen, but too large to be sure")
     return True
+
+
+def _check_precision(evaluator: Evaluator, lost: int) -> None:
+    """Equal as far as this precision sees: look closer where `lost` bits were cancelled, or sums were uneven."""
+    needed = max(evaluator.spread, lost) + 2 * GUARD
+    if needed <= evaluator.bits:
+        return
+    if needed > MAX_BITS:
+        raise Undecided("magnitudes too far apart")
+    # Both sides zero: what is left is noise at every precision, and this much of it is proof enough.
+    if evaluator.bits < ZERO_BITS:
+        raise NeedPrecision(min(max(needed + 64, 2 * evaluator.bits), ZERO_BITS))
 
 
 @lru_cache(maxsize=4096)

@@ -49,14 +49,14 @@ def is_exact(value: Number) -> bool:
 class Evaluator:
     """Values of trees at one point and one precision (bits).
 
-    `low` and `high` are the binary magnitudes that met in the calculation: together they say whether the
-    precision was enough. `rounded` is set when an exact number was too large to be kept exactly.
+    `high` is the largest binary magnitude in a sum and `spread` the widest range of magnitudes in one sum:
+    they say whether the precision was enough. `rounded` is set when an exact number was too large to stay exact.
     """
 
     def __init__(self, point: dict[str, Number], bits: int) -> None:
         self.point = point
         self.bits = bits
-        self.low, self.high = 0, 0
+        self.high, self.spread = -(1 << 62), 0
         self.rounded = False
         self.operations = 0
         context.prec = bits
@@ -81,14 +81,11 @@ class Evaluator:
             else:
                 raise NeedPrecision(size * 2 + 128)
         result = context.mpf(value.numerator)
-        return self.seen(result / value.denominator if isinstance(value, Fraction) else result)
+        return result / value.denominator if isinstance(value, Fraction) else result
 
-    def seen(self, value: Number) -> Number:
-        if value:
-            magnitude = context.mag(value)
-            if not isinstance(magnitude, int):
-                raise Undefined("not finite")
-            self.low, self.high = min(self.low, magnitude), max(self.high, magnitude)
+    def finite(self, value: Number) -> Number:
+        if value and not isinstance(context.mag(value), int):
+            raise Undefined("not finite")
         return value
 
     # -- operations --------------------------------------------------------------------------------------------
@@ -96,7 +93,12 @@ class Evaluator:
         values = [self.value(term) for term in terms]
         if all(is_exact(value) for value in values):
             return _bounded(sum(values))
-        return sum((self.real(value) for value in values), context.mpf(0))
+        parts = [self.real(value) for value in values]
+        magnitudes = [context.mag(term) for term in parts if term]
+        if magnitudes:
+            self.high = max(self.high, *magnitudes)
+            self.spread = max(self.spread, max(magnitudes) - min(magnitudes))
+        return sum(parts[1:], parts[0])
 
     def mul(self, *factors: Node) -> Number:
         result: Number = 1
@@ -135,7 +137,7 @@ class Evaluator:
             exponent = self.real(exponent) if isinstance(exponent, Fraction) else exponent
         base = self.real(base)
         self._check_exponent(exponent, base)
-        return self.seen(context.power(base, exponent))
+        return self.finite(context.power(base, exponent))
 
     def _trivial_power(self, base: Number, exponent: Number) -> Number:
         if base == 1:

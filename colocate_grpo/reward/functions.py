@@ -22,7 +22,7 @@ def _analytic(name: str) -> Callable[..., Number]:
         if abs(context.mag(argument)) > 64 if argument else False:
             raise Undecided(f"{name} of a huge or tiny number")
         try:
-            return self.seen(function(argument))
+            return self.finite(function(argument))
         except (ValueError, ZeroDivisionError) as error:  # mpmath signals a pole this way
             raise Undefined(name) from error
 
@@ -36,7 +36,7 @@ def _logarithm(self: Evaluator, argument: Number, base: Number | None = None) ->
     if exact is not None:
         return exact
     result = context.ln(self.real(argument))
-    return self.seen(result / context.ln(self.real(base)) if base is not None else result)
+    return self.finite(result / context.ln(self.real(base)) if base is not None else result)
 
 
 def _exact_logarithm(argument: Number, base: Number | None) -> int | None:
@@ -76,7 +76,7 @@ def _gamma(self: Evaluator, argument: Number) -> Number:
     if abs(argument) > MAX_GAMMA:
         raise Undecided("gamma of a huge number")
     try:
-        return self.seen(context.gamma(argument))
+        return self.finite(context.gamma(argument))
     except ValueError as error:  # a pole
         raise Undefined("gamma") from error
 

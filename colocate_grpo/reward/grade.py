@@ -43,15 +43,15 @@ def grade(answer: str | None, gold: Any, *, symbolic: bool = False) -> Verdict:
 
     `symbolic` lets sympy try what is still undecided; it may never return, so only workers set it.
     """
-    early = quick_grade(answer, gold)
-    if early is not None:
-        return early
-    assert answer is not None
-    return _compare(prepare(answer), gold_text(gold), symbolic)
+    found = quick_grade(answer, gold)
+    return found if isinstance(found, Verdict) else compare_texts(*found, symbolic=symbolic)
 
 
-def quick_grade(answer: str | None, gold: Any) -> Verdict | None:
-    """The verdict where it needs no parser: identical text, plain numbers, bad input. Linear time."""
+def quick_grade(answer: str | None, gold: Any) -> Verdict | tuple[str, str]:
+    """The verdict where it needs no parser: identical text, plain numbers, bad input. Linear time.
+
+    Otherwise the cleaned texts of answer and gold, for `compare_texts`.
+    """
     try:
         wanted = gold_text(gold)
     except BadGold as error:
@@ -66,7 +66,7 @@ def quick_grade(answer: str | None, gold: Any) -> Verdict | None:
         return CORRECT
     pred_value, gold_value = parse_rational(left), parse_rational(right)
     if pred_value is None or gold_value is None:
-        return None
+        return given, wanted
     return CORRECT if pred_value == gold_value or _is_rounded(left, right, pred_value, gold_value) else WRONG
 
 
@@ -130,9 +130,12 @@ def _balanced(text: str) -> bool:
 
 
 # -- parsed answers --------------------------------------------------------------------------------------------
-def _compare(pred: str, gold: str, symbolic: bool) -> Verdict:
+def compare_texts(pred: str, gold: str, *, symbolic: bool = False) -> Verdict:
+    """Verdict on two cleaned texts that are neither identical nor both plain numbers."""
     if as_text(pred) == as_text(gold) and is_words(gold):
         return CORRECT
+    if _too_many_items(pred, gold):
+        return WRONG
     wanted, given = _readings(gold), _readings(pred)
     if not wanted:
         return WRONG
@@ -148,6 +151,11 @@ def _compare(pred: str, gold: str, symbolic: bool) -> Verdict:
                 return CORRECT
             undecided = f"undecided: {error}"
     return Verdict(0.0, "wrong", undecided)
+
+
+def _too_many_items(pred: str, gold: str) -> bool:
+    """A list of everything that is possible needs no parser to be told from a short gold."""
+    return pred.count(",") > 60 and join_thousands(pred).count(",") > 3 * gold.count(",") + 60
 
 
 def _same_symbolic(left: Node, right: Node) -> bool:

@@ -60,6 +60,7 @@ class _Worker:
         self.socket.setblocking(False)
         self.reader = Reader(MAX_REPLY)
         self.unsent = bytearray(setup)
+        self.waits_to_send = True
         self.ready = False
         self.job: _Job | None = None
         self.started = time.monotonic()
@@ -92,6 +93,7 @@ class RewardPool:
         self._failed_starts = 0
         self._failure: str | None = None
         self._stopping = False
+        self._woken = False
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
 
@@ -151,14 +153,15 @@ class RewardPool:
             return _done(TOO_LONG)
         if self._math is None:
             return self._enqueue({"task": dataclasses.asdict(task)})
-        found = self._math.quick(task)
-        return _done(found) if isinstance(found, Verdict) else self._enqueue({"answer": found, "gold": task.gold})
+        return self._texts(self._math.quick(task))
 
     def submit_answer(self, answer: str | None, gold: Any) -> Pending:
         """The verdict to come of the bare content of a box."""
         too_long = answer is not None and len(answer) > self.max_chars
-        verdict = TOO_LONG if too_long else quick_grade(answer, gold)
-        return _done(verdict) if verdict is not None else self._enqueue({"answer": answer, "gold": gold})
+        return self._texts(TOO_LONG if too_long else quick_grade(answer, gold))
+
+    def _texts(self, found: Verdict | tuple[str, str]) -> Pending:
+        return _done(found) if isinstance(found, Verdict) else self._enqueue({"texts": found})
 
     def _enqueue(self, message: dict[str, Any]) -> Pending:
         assert self._thread is not None, "the pool is not started"
@@ -168,7 +171,10 @@ class RewardPool:
         return job.future
 
     def _wake(self) -> None:
-        self._wake_write.send(b"!")
+        # One byte is enough until the thread has read it.
+        if not self._woken:
+            self._woken = True
+            self._wake_write.send(b"!")
 
     # -- the thread --------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -213,8 +219,10 @@ class RewardPool:
         except OSError:
             return self._dismiss(worker, Verdict(0.0, "timeout", "the worker died"))
         del worker.unsent[:sent]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
-        self._selector.modify(worker.socket, events, worker)
+        if bool(worker.unsent) != worker.waits_to_send:
+            worker.waits_to_send = bool(worker.unsent)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
+            self._selector.modify(worker.socket, events, worker)
         return None
 
     def _wait(self) -> float | None:
@@ -223,7 +231,8 @@ class RewardPool:
 
     def _handle(self, worker: _Worker | None, events: int) -> None:
         if worker is None:
-            # Everything that woke the thread is in the queue of jobs by now.
+            # The flag first: a job that is queued after this wakes the thread again.
+            self._woken = False
             self._wake_read.recv(1 << 16)
             return
         if worker not in self._crew:

@@ -18,7 +18,7 @@ from typing import Any
 from colocate_grpo.errors import UserError
 from colocate_grpo.reward.builtin import load_reward, run_reward
 from colocate_grpo.reward.channel import Reader, encode
-from colocate_grpo.reward.grade import grade
+from colocate_grpo.reward.grade import compare_texts
 from colocate_grpo.reward.task import RewardTask
 from colocate_grpo.trajectory import Verdict
 
@@ -68,8 +68,8 @@ def _prepare(setup: dict[str, Any]) -> Callable[[dict[str, Any]], Verdict]:
     sys.setrecursionlimit(3_000)
 
     def handle(message: dict[str, Any]) -> Verdict:
-        if "answer" in message:
-            return grade(message["answer"], message["gold"], symbolic=True)
+        if "texts" in message:
+            return compare_texts(*message["texts"], symbolic=True)
         return run_reward(reward, RewardTask(**message["task"]))
 
     return handle
