@@ -47,6 +47,8 @@ def _consistent(values: tuple[Node, ...]) -> bool:
 
 def _names(left: Node, value: Node) -> bool:
     """Whether the left side of an equation is a name of the right side, not half of an equation."""
+    if left.op == "mul" and len(left.args) == 2 and all(part.op == "sym" for part in left.args):
+        return left.args[1].args[0] in symbols(value) or not symbols(value)  # `P(x) = x^2`, `AB = 5`
     if left.op in ("sym", "app"):
         return left not in (value,) and not (left.op == "sym" and left.args[0] in symbols(value))
     if left.op == "tuple":

@@ -30,7 +30,18 @@ class AtomParser(ExpressionParser):
             return self._command(self.next().text)
         if token.kind == "word" and len(token.text) == 1 and token.text.isascii():
             return self._symbol(self.next())
+        if token.kind == "word":
+            return self._named_quantity()
         raise ParseError(f"unexpected {token.text!r}")
+
+    def _named_quantity(self) -> Node:
+        """`area = 12`: words before an equals sign are a name."""
+        words = []
+        while self.token.kind == "word":
+            words.append(self.next().text.lower())
+        if not self.is_op("="):
+            raise ParseError(f"word {words[0]}")
+        return Node("sym", (" ".join(words),))
 
     # -- symbols -----------------------------------------------------------------------------------------------
     def _symbol(self, token: Token) -> Node:
@@ -54,7 +65,7 @@ class AtomParser(ExpressionParser):
 
     # -- brackets ----------------------------------------------------------------------------------------------
     def _bracketed(self, token: Token) -> Node:
-        if token.text in ("(", "[", "{", "\\{"):
+        if token.text in ("(", "[", "{", "\\{", "]"):
             return self.group()
         if token.text in ("|", "\\|"):
             return self._absolute(token.text)

@@ -119,6 +119,8 @@ def items_of(node: Node) -> list[Item]:
     name, value = assigned(node)
     if value.op == "list":
         return items_of(value)
+    if value.op == "set":
+        return [(name, value)]
     return [(name, reading) for reading in _distinct(plus_minus(value))]
 
 

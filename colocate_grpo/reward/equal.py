@@ -76,10 +76,8 @@ def _same_at(pred: Node, gold: Node, point: dict[str, Number], real: bool = Fals
     bits = FIRST_BITS
     while True:
         try:
-            evaluator = Evaluator(point, bits)
+            evaluator = Evaluator(point, bits, real)
             a, b = evaluator.value(pred), evaluator.value(gold)
-            if real and not (_is_real(a, bits) and _is_real(b, bits)):
-                return None
             return _agree(evaluator, a, b)
         except Undefined:
             return None
@@ -92,18 +90,14 @@ def _same_at(pred: Node, gold: Node, point: dict[str, Number], real: bool = Fals
             raise Undecided(type(error).__name__) from error
 
 
-def _is_real(value: Number, bits: int) -> bool:
-    if not isinstance(value, context.mpc):
-        return True
-    return value.imag == 0 or context.mag(value.imag) < context.mag(value) - bits + GUARD
-
-
 def _agree(evaluator: Evaluator, a: Number, b: Number) -> bool:
     if is_exact(a) and is_exact(b):
         return a == b
     a, b = evaluator.real(a), evaluator.real(b)
     difference = a - b
-    size = max(context.mag(value) if value else -evaluator.bits for value in (a, b))
+    if not difference and not a:
+        return True
+    size = max(context.mag(value) for value in (a, b) if value)
     high = max(evaluator.high, size)
     if difference and context.mag(difference) > high - evaluator.bits + GUARD:
         return False

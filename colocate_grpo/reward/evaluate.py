@@ -50,11 +50,12 @@ class Evaluator:
     """Values of trees at one point and one precision (bits).
 
     `high` is the largest binary magnitude in a sum and `spread` the widest range of magnitudes in one sum:
-    they say whether the precision was enough. `rounded` is set when an exact number was too large to stay exact.
+    they say whether the precision was enough. With `real`, a step that leaves the real numbers has no value. `rounded` is set when an exact number was too large to stay exact.
     """
 
-    def __init__(self, point: dict[str, Number], bits: int) -> None:
+    def __init__(self, point: dict[str, Number], bits: int, real: bool = False) -> None:
         self.point = point
+        self.real_only = real
         self.bits = bits
         self.high, self.spread = -(1 << 62), 0
         self.rounded = False
@@ -86,6 +87,8 @@ class Evaluator:
     def finite(self, value: Number) -> Number:
         if value and not isinstance(context.mag(value), int):
             raise Undefined("not finite")
+        if self.real_only and isinstance(value, context.mpc):
+            raise Undefined("not real")
         return value
 
     # -- operations --------------------------------------------------------------------------------------------
@@ -203,8 +206,10 @@ class Evaluator:
     def series(self, kind: str) -> Callable[..., Number]:
         def total(body: Node, name: str, low: Node, high: Node) -> Number:
             first, last = self.value(low), self.value(high)
-            if not (isinstance(first, int) and isinstance(last, int)) or last - first > MAX_TERMS:
+            if not (is_exact(first) and is_exact(last)) or last - first > MAX_TERMS:
                 raise Undecided("bounds of a series")
+            if not (isinstance(first, int) and isinstance(last, int)):
+                raise Undefined("bounds that are not whole")
             outer = self.point
             result: Number = 0 if kind == "sum" else 1
             for index in range(first, last + 1):

@@ -204,9 +204,6 @@ class ExpressionParser:
                 node = self._based(str(node.args[0]))
             elif self.accept("'"):
                 node = Node("app", ("'", node))
-            elif self.is_op("\\%", "%") and not self._starts_factor(self.peek()):
-                self.next()
-                node = Node("percent", (node,))
             elif self.is_cmd("circ", "degree", "degrees"):
                 self.next()
                 node = self._degrees(node)

@@ -14,6 +14,7 @@ _SYMBOLS = {
     **{c: "-" for c in "−–—‐‑‒―﹣－"},
     **{c: "" for c in "\0\u200b\u200c\u200d\u2060\ufeff\u200e\u200f\u202a\u202b\u202c\u202d\u202e\ufe0e\ufe0f\u00ad"},
     **{c: "'" for c in "′’‘ʹ"},
+    **{c: '"' for c in "“”„«»"},
     **{c: ", " for c in "，、､"},
     **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ", "∗": "*", "⁄": "/", "∕": "/"},
     **{"≤": r"\le ", "≥": r"\ge ", "≦": r"\le ", "≧": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne "},
@@ -48,10 +49,12 @@ _RENAMED |= {r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac"}
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\,)\s*(?:\\!)?\s*(?=[0-9]{3}(?![0-9]))")
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.,/^_ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")
 _COMMA_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
+_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_CLOCK = re.compile(r"(?<=[0-9{ ])([apAP])\.\s?[mM]\.?(?![a-zA-Z])")
 _TEX_COMMENT = re.compile(r"^%[^\n]*\n", re.MULTILINE)
 _SPACES = re.compile(r"(?<![0-9])\s+|\s+(?![0-9.])")
 _TRAILING = ".,;:。 \t\r\n"
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"))
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"), ('"', '"'))
 _MACRO_WRAPPERS = (r"\boxed{", r"\fbox{", r"\boldsymbol{", r"\mathbf{", r"\bm{", r"\displaystyle{", r"\mathit{")
 _MACRO_WRAPPERS += (r"\ensuremath{", r"\mathsf{", r"\underline{", r"\mathbin{", r"\pmb{")
 
@@ -67,6 +70,9 @@ def clean(text: str) -> str:
         text = _COMMAND.sub(_command, text)
     if " " in text:
         text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
+        text = _CLOCK.sub(r"\1m", text)
+    if "\\over" in text:
+        text = _OVER.sub(r"\\frac{\1}{\2}", text)
     return unwrap(text)
 
 

@@ -19,7 +19,7 @@ _SEPARATORS = {"land": "and", "wedge": "and", "lor": "or", "vee": "or"}
 _CLOSING = {"(": (")", "]"), "[": ("]", ")", "["), "{": ("}",), "\\{": ("\\}", "}"), "]": ("[", "]")}
 _CHOICES = set("ABCDEFGHIJ")
 _DEGREE_WORDS = {"degree", "degrees", "deg", "度"}
-_STOP_WORDS = {"and", "or", "if", "for", "where", "with", "when", "is", "not", "mod"}
+_STOP_WORDS = {"and", "or", "if", "for", "where", "with", "when", "is", "not", "mod", "to"}
 
 
 def parse_answer(text: str) -> Node:
@@ -103,14 +103,21 @@ class AnswerParser(AtomParser):
 
     def _ratio(self) -> Node:
         parts = [self._quantity()]
-        while self.is_op(":") or self.is_cmd("colon"):
+        while self.is_op(":") or self.is_cmd("colon") or self.is_word("to"):
             self.next()
             parts.append(self._quantity())
-        return parts[0] if len(parts) == 1 else Node("ratio", tuple(parts))
+        if len(parts) == 1:
+            return parts[0]
+        if parts[-1].op == "quantity":  # `2:37 pm`: the word belongs to the whole
+            last, words = parts[-1].args
+            return Node("quantity", (Node("ratio", (*parts[:-1], last)), words))
+        return Node("ratio", tuple(parts))
 
     # -- units -------------------------------------------------------------------------------------------------
     def _quantity(self) -> Node:
         node = self.expr()
+        if self.accept("\\%", "%"):
+            return Node("percent", (node,))
         if self._accept_modulus():
             return Node("cong", (node, self._modulus()))
         if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
@@ -184,9 +191,16 @@ class AnswerParser(AtomParser):
         return self.argument() if self.is_op("{") else self.expr()
 
     def _starts_factor(self, token: Token) -> bool:
+        if token.text == "[" and token is self.token and self._closes_interval(self.peek()):
+            return False
         if token.text == "(" and self.peek().text in ("bmod", "mod") and token is self.token:
             return False
         return super()._starts_factor(token)
+
+    @staticmethod
+    def _closes_interval(after: Token) -> bool:
+        """`[2, 5[`: a bracket with nothing to open."""
+        return after.kind == "end" or after.text in (")", ",", ";", "cup", "cap", "]", "}")
 
     # -- brackets ----------------------------------------------------------------------------------------------
     def group(self) -> Node:
@@ -202,7 +216,8 @@ class AnswerParser(AtomParser):
             raise ParseError(f"{opening} closed by {closing}")
         self.depth -= 1
         self.bars = bars
-        return self._grouped(opening, "]" if closing == "[" else closing, items)
+        # `]2, 5[` is the open interval.
+        return self._grouped("(" if opening == "]" else opening, ")" if closing == "[" else closing, items)
 
     @staticmethod
     def _grouped(opening: str, closing: str, items: list[Node]) -> Node:

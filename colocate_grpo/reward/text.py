@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 _PHRASE = re.compile(
-    r"(?P<text>\\text(?:bf|it|rm)?\{)?\s*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
-    r"(?:answer|solution)(?:\s+is)?\s*[:=]?\s*(?=[^a-z\s])|(?:最终)?答案(?:是|为|：|:)*\s*",
+    r"(?P<text>\\text(?:bf|it|rm)?\{)?\s*(?:"
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
+    r"(?:answer|solution)(?:\s+is)?\s*[:=]?\s*(?=[^a-z\s])"
+    r"|(?:option|choice)\s+(?=[}A-J\\(])"
+    r"|(?:最终)?答案(?:是|为|：|:)*\s*)",
     re.IGNORECASE,
 )
 _MACRO = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|mathrm|mathbf|operatorname|emph)\s*(?=\{)")
-_NOT_WORDS = re.compile(r"[^\w\s]|_", re.UNICODE)
-_WORDS = re.compile(r"[^\W\d_][\w\s'’.,;:!?()/-]*\Z", re.UNICODE)
+_PUNCTUATION = re.compile(r"[.,;:?'\"(){}\[\]$]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")
+_WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s'.,;:?()]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2}))*\Z")
 _SYNONYMS = {
     **{phrase: r"\emptyset" for phrase in ("no solution", "no solutions", "empty set", "the empty set", "none exist")},
     **{phrase: r"\emptyset" for phrase in ("no real solution", "no real solutions", "there are no solutions")},
@@ -35,12 +38,15 @@ def drop_phrases(text: str) -> str:
 
 
 def as_text(text: str) -> str:
-    """Words of an answer for comparison: no macros, no punctuation, no article, one case."""
-    words = _NOT_WORDS.sub(" ", _MACRO.sub(" ", text)).casefold().split()
+    """Words of an answer for comparison: no macros, no punctuation, no article, one case.
+
+    Operators and digits stay: `x - 1` is not `x + 1`.
+    """
+    words = _PUNCTUATION.sub(" ", _MACRO.sub(" ", text)).casefold().split()
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words)
 
 
 def is_words(text: str) -> bool:
     """Whether an answer is words, and not a formula that happens to have the same letters."""
     plain = _MACRO.sub("", text).replace("{", "").replace("}", "").strip().strip("()")
-    return bool(_WORDS.match(plain)) and (len(plain) >= 3 or plain.casefold() in ("no", "up"))
+    return bool(_WORDS.match(plain)) and (len(plain) >= 3 or not plain.isascii() or plain.casefold() in ("no", "up"))

@@ -41,9 +41,9 @@ PLAIN_FUNCTIONS = {
 _PLAIN_CONSTANTS = {
     **{"pi": "pi", "Pi": "pi", "PI": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "infty": "infty"},
     **{"Infinity": "infty", "INFINITY": "infty", "theta": "theta", "alpha": "alpha", "beta": "beta", "cup": "cup"},
-    **{"mod": "bmod", "lambda": "lambda", "union": "cup", "times": "times", "pm": "pm"},
+    **{"mod": "bmod", "lambda": "lambda", "union": "cup", "times": "times"},
 }
-KEYWORDS = {"and", "or", "percent", "square", "sq", "cubic", "per", "if", "for", "where", "units", "unit", "base"}
+KEYWORDS = {"to", "am", "pm", "and", "or", "percent", "square", "sq", "cubic", "per", "if", "for", "where", "units", "unit", "base"}
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "leq": "le", "geq": "ge", "neq": "ne", "lt": "<", "gt": ">"}
 
 
@@ -51,6 +51,8 @@ def tokenize(text: str) -> list[Token]:
     """Tokens of a cleaned answer; ParseError on a character outside the grammar or too many tokens."""
     tokens: list[Token] = []
     _scan(text, tokens, in_text=False, depth=0)
+    while tokens and tokens[-1].kind == "op" and tokens[-1].text in (".", ",", ";"):
+        tokens.pop()
     return tokens
 
 
@@ -125,7 +127,7 @@ def _letters(run: str, spaced: bool, out: list[Token], in_text: bool) -> None:
         out.append(Token("word", run, spaced))
     elif in_text and run in UNITS and _after_value(out):
         out.append(Token("word", run, spaced))
-    elif len(run) == 3 and after_number and spaced:
+    elif len(run) >= 2 and spaced and out and (out[-1].kind == "word" or (after_number and len(run) == 3)):
         out.append(Token("word", run, spaced))
     else:
         _symbols(run, spaced, after_number, out)
