@@ -88,6 +88,7 @@ def _device_defaults(config: Config, device: str) -> dict[str, Any]:
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
         "disable_overlap_schedule": True,
+        "enable_deterministic_inference": config.run.deterministic,  # seeds mean something only with it
         "mem_fraction_static": 0.2,
         "max_total_tokens": max(CPU_KV_TOKENS, CPU_KV_REQUESTS * longest),
     }

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psutil
 
 from colocate_grpo import processes
 from colocate_grpo.config import Config
+from colocate_grpo.errors import ConfigError
 from colocate_grpo.rollout.engine import EngineError
 from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE
 from colocate_grpo.rollout.sglang_options import server_options, write_options
@@ -29,6 +31,8 @@ ALLOWED_ENVIRONMENT = (
 ALLOWED_PREFIXES = ("SGLANG_", "NCCL_", "COLOCATE_")
 END_GRACE_S = 3.0
 LOG_TAIL_LINES = 25
+USAGE_ERROR = 2
+SERVER_KEEP_ALIVE_S = 120  # longer than the client's: whoever reuses a closing connection loses its request
 
 
 class ServerProcess:
@@ -64,21 +68,23 @@ class ServerProcess:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    async def wait_until(self, ready, deadline_s: float) -> None:
+    async def wait_until(self, ready: Callable[[], Awaitable[bool]], deadline_s: float) -> None:
         """Wait until `await ready()`; EngineError with the tail of the log when the server ends or time is up."""
         started = time.monotonic()
         while not await ready():
             if not self.is_alive():
                 code = self.process.returncode if self.process else None
+                if code == USAGE_ERROR:
+                    raise ConfigError(f"rollout.sglang: {self.log_path.read_text(errors='replace').splitlines()[-1]}")
                 raise EngineError(f"engine {self.index} ended with code {code} while it started{self.log_tail()}")
             if time.monotonic() - started > deadline_s:
                 raise EngineError(f"engine {self.index} did not start within {deadline_s:g} s{self.log_tail()}")
             await asyncio.sleep(0.2)
 
-    def end(self) -> None:
+    def end(self, grace_s: float = END_GRACE_S) -> None:
         """End everything that this server started; safe to call twice and on a server that is already gone."""
         if self.tag:
-            processes.end(self.tag, grace_s=END_GRACE_S if self.is_alive() else 0.0)
+            processes.end(self.tag, grace_s=grace_s if self.is_alive() else 0.0)
         if self.process is not None:
             self.process.wait(timeout=10)
         self.options_path.unlink(missing_ok=True)
@@ -95,6 +101,7 @@ class ServerProcess:
         kept |= processes.tagged(self.tag)
         # Anyone may ask for /health, and a server that generates for it would touch memory that is asleep.
         kept["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
+        kept["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(SERVER_KEEP_ALIVE_S)
         if self.device == "cpu":
             kept |= self._cpu_environment()
         return kept

@@ -23,7 +23,7 @@ from colocate_grpo.rollout.engine import (
     SleepTag,
 )
 from colocate_grpo.rollout.sglang_options import check_options
-from colocate_grpo.rollout.sglang_process import ServerProcess
+from colocate_grpo.rollout.sglang_process import END_GRACE_S, SERVER_KEEP_ALIVE_S, ServerProcess
 from colocate_grpo.rollout.sglang_weights import (
     Bucket,
     ExpectedShards,
@@ -34,6 +34,7 @@ from colocate_grpo.rollout.sglang_weights import (
 )
 
 CONTROL_TIMEOUT_S = 300.0
+KEEP_ALIVE_S = SERVER_KEEP_ALIVE_S / 2
 NO_TIMEOUT = httpx.Timeout(None, connect=10.0)
 SERVER_TAGS: dict[SleepTag, list[str]] = {"weights": ["weights"], "kv_cache": ["kv_cache", "cuda_graph"]}
 STATES: dict[frozenset[SleepTag], EngineState] = {
@@ -56,7 +57,7 @@ class SGLangEngine:
         self.state = EngineState.STOPPED
         self.weight_version = -1
         self.config = config.rollout
-        self._layout = ShardLayout(model_dir, self.config.tp)
+        self._layout = ShardLayout(model_dir, self.config.tp, device)
         self._expected: ExpectedShards | None = None
         self._next_version = -1
         self._running: set[asyncio.Task[Completion]] = set()
@@ -81,7 +82,7 @@ class SGLangEngine:
         self._http = httpx.AsyncClient(
             base_url=self.process.url,
             headers={"Authorization": f"Bearer {self.process.api_key}"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=1024),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=1024, keepalive_expiry=KEEP_ALIVE_S),
             timeout=NO_TIMEOUT,
             trust_env=False,  # a proxy of the user must not see the key
         )
@@ -89,15 +90,16 @@ class SGLangEngine:
         self.state, self.weight_version = EngineState.AWAKE, -1
         self._accepts.set()
 
-    async def stop(self) -> None:
-        """End the server with everything it started; safe at any time."""
+    async def stop(self, grace_s: float = END_GRACE_S) -> None:
+        """End the server with everything it started; safe at any time. Running requests fail with EngineError."""
         self.state = EngineState.STOPPED
+        self._accepts.set()
         for task in list(self._running):
             task.cancel()
         if self._http is not None:
-            await self._http.aclose()
-            self._http = None
-        self.process.end()
+            http, self._http = self._http, None
+            await http.aclose()
+        await asyncio.to_thread(self.process.end, grace_s)
 
     async def health(self) -> bool:
         """The server process lives and answers. Does not generate: that would touch memory that may be asleep."""
@@ -128,7 +130,7 @@ class SGLangEngine:
         try:
             before = set(self._running)
             while before:
-                await self._post("/abort_request", {"abort_all": True})
+                await self._post("/abort_request", {"abort_all": True}, self.config.token_timeout)
                 _, before = await asyncio.wait(before, timeout=0.5)
         finally:
             self._accepts.set()
@@ -139,8 +141,10 @@ class SGLangEngine:
             left = self._last_token + limit - time.monotonic()
             if left <= 0:
                 raise EngineError(f"{self.name} hangs: no token for {limit:g} s{self.process.log_tail()}")
-            done, _ = await asyncio.wait([task], timeout=left)
-            if done:
+            await asyncio.wait([task], timeout=left)
+            if task.cancelled():  # by `stop`; to be told from a cancellation of the caller
+                raise EngineError(f"{self.name} was stopped")
+            if task.done():
                 return task.result()
 
     async def _stream(self, request: Request) -> Completion:
@@ -219,14 +223,19 @@ class SGLangEngine:
 
     # -- weights ----------------------------------------------------------------------------------------------
 
-    async def begin_update(self, version: int) -> None:
-        """Open the transaction that ends in weights `version`; nothing may be running."""
+    async def begin_update(self, version: int, expected: ExpectedShards | None = None) -> None:
+        """Open the transaction that ends in weights `version`; nothing may be running.
+
+        `expected`: shared with other engines by a caller that fills it itself and uses `load_*`.
+        """
         assert "weights" in self._resident(), f"{self.name}: weights are asleep, wake them before an update"
         assert not self._running, f"{self.name} is to be updated with {self.load} requests running"
         self.weight_version, self._next_version = -1, version
-        if self.config.verify_weights_every:
-            self._expected = ExpectedShards(self._layout)
+        self._expected = expected or self.new_expected()
         await self._post("/begin_weight_update", {})
+
+    def new_expected(self) -> ExpectedShards | None:
+        return ExpectedShards(self._layout) if self.config.verify_weights_every else None
 
     async def apply_bucket(self, bucket: Bucket) -> None:
         views = flatten_bucket(bucket)
@@ -234,14 +243,17 @@ class SGLangEngine:
             self._expected.add(views)
         await self.load_views(views)
 
+    async def apply_handles(self, handles: dict[str, bytes], bucket: Bucket) -> None:
+        if self._expected:
+            self._expected.add(bucket)
+        await self.load_handles(handles)
+
     async def load_views(self, views: Bucket) -> None:
         """A bucket from `flatten_bucket`, by handle; it may go once this returns."""
         await self._load([serialize_views(views) for _ in range(self.config.tp)])
 
-    async def apply_handles(self, handles: dict[str, bytes], bucket: Bucket) -> None:
+    async def load_handles(self, handles: dict[str, bytes]) -> None:
         """Each worker opens the handle that lies on its own card (UUID -> handle). Not verified on a GPU."""
-        if self._expected:
-            self._expected.add(bucket)
         first = self.index * self.config.tp
         cards = [str(torch.cuda.get_device_properties(first + rank).uuid) for rank in range(self.config.tp)]
         await self._load([handles[card] for card in cards])
@@ -280,12 +292,12 @@ class SGLangEngine:
         except httpx.HTTPError:  # not listening yet, or gone: that is the answer
             return False
 
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """A control call. EngineError where the server is gone, refuses, or takes longer than CONTROL_TIMEOUT_S."""
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
+        """A control call. EngineError where the server is gone, refuses, or takes longer than `timeout_s`."""
         if self._http is None:
             raise EngineError(f"{self.name} is not running")
         try:
-            response = await self._http.post(path, json=body, timeout=httpx.Timeout(CONTROL_TIMEOUT_S, connect=10.0))
+            response = await self._http.post(path, json=body, timeout=httpx.Timeout(timeout_s, connect=10.0))
         except httpx.HTTPError as error:
             raise self._lost(error) from error
         await self._check(response, path)

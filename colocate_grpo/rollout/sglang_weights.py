@@ -22,6 +22,7 @@ from colocate_grpo.weights.hf import tensor_checksum
 Bucket = Sequence[tuple[str, torch.Tensor]]
 ALIGNMENT = 16
 VOCABULARY_PADDING = 64
+CPU_INTERMEDIATE_PADDING = 32
 
 
 def flatten_bucket(bucket: Bucket) -> list[tuple[str, torch.Tensor]]:
@@ -79,12 +80,11 @@ class ShardLayout:
         ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
         ("gate_up_proj", ("gate_proj", "up_proj")),
     )
-    ROW_PARALLEL = ("o_proj.weight", "down_proj.weight")
     VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 
-    def __init__(self, model_dir: Path, tp: int):
+    def __init__(self, model_dir: Path, tp: int, device: str):
         shape = json.loads((model_dir / "config.json").read_text())
-        self.tp = tp
+        self.tp, self.device = tp, device
         self.kv_heads = shape.get("num_key_value_heads", shape["num_attention_heads"])
 
     def target(self, name: str) -> tuple[str, tuple[str, ...]]:
@@ -99,17 +99,28 @@ class ShardLayout:
     def shard(self, name: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """What rank `rank` keeps of the full tensor `name`."""
         if name.endswith(self.VOCABULARY):
-            rows = -(-tensor.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
-            padded = torch.nn.functional.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))
-            return padded.chunk(self.tp, dim=0)[rank]
-        if name.endswith(self.ROW_PARALLEL):
-            return tensor.chunk(self.tp, dim=1)[rank]
+            return _padded(tensor, 0, VOCABULARY_PADDING).chunk(self.tp, dim=0)[rank]
         if ".k_proj." in name or ".v_proj." in name:
             pieces = min(self.tp, self.kv_heads)  # fewer KV heads than ranks: neighbours share one
             return tensor.chunk(pieces, dim=0)[rank * pieces // self.tp]
-        if any(f".{part}." in name for _, parts in self.FUSED for part in parts):
-            return tensor.chunk(self.tp, dim=0)[rank]
-        return tensor
+        if ".gate_proj." in name or ".up_proj." in name:
+            return _padded(tensor, 0, self._intermediate_padding).chunk(self.tp, dim=0)[rank]
+        if name.endswith("down_proj.weight"):
+            return _padded(tensor, 1, self._intermediate_padding).chunk(self.tp, dim=1)[rank]
+        if name.endswith("o_proj.weight"):
+            return tensor.chunk(self.tp, dim=1)[rank]
+        return tensor.chunk(self.tp, dim=0)[rank] if ".q_proj." in name else tensor
+
+    @property
+    def _intermediate_padding(self) -> int:
+        return CPU_INTERMEDIATE_PADDING * self.tp if self.device == "cpu" else 1
+
+
+def _padded(tensor: torch.Tensor, dim: int, multiple: int) -> torch.Tensor:
+    """Zeros at the end of `dim`, up to a multiple."""
+    missing = -tensor.shape[dim] % multiple
+    padding = (0, 0) * (tensor.dim() - 1 - dim) + (0, missing)
+    return torch.nn.functional.pad(tensor, padding)
 
 
 class ExpectedShards:

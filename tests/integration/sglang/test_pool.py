@@ -1,0 +1,318 @@
+"""Two real servers as one engine: truth of tokens, weights and versions, balance, speed; then kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import tiny_model
+import torch
+from conftest import STRANGERS, TOKEN_TIMEOUT_S, request
+
+from colocate_grpo import processes
+from colocate_grpo.rollout.engine import EngineError, EngineState
+from colocate_grpo.weights.push import verify
+
+
+@pytest.fixture(scope="module")
+def servers(start_pool):
+    return start_pool(engines=2)
+
+
+def greedy_reference(model, requests):
+    return [
+        tuple(
+            model.generate(
+                torch.tensor([r.token_ids]), max_new_tokens=r.sampling.max_new_tokens, do_sample=False,
+                eos_token_id=tiny_model.EOS, pad_token_id=tiny_model.EOS,
+            )[0, len(r.token_ids) :].tolist()
+        )
+        for r in requests
+    ]  # fmt: skip
+
+
+def start_rollout(servers, requests):
+    """The tasks of a rollout that runs: each engine has sampled something."""
+
+    async def start():
+        tasks = [asyncio.ensure_future(servers.pool.generate(r)) for r in requests]
+        began = time.monotonic()
+        while not all(e.load and e._last_token > began for e in servers.pool.live):
+            assert time.monotonic() - began < TOKEN_TIMEOUT_S
+            await asyncio.sleep(0.01)
+        return tasks
+
+    return servers.run(start())
+
+
+def finish(servers, tasks):
+    async def wait():
+        return await asyncio.gather(*tasks)
+
+    return servers.run(wait())
+
+
+def assert_complete(requests, completions):
+    assert [c.request_id for c in completions] == [r.request_id for r in requests]
+    assert all(c.finish_reason in ("stop", "length") for c in completions)
+
+
+# -- before any weights ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_generated_before_the_first_push(servers):
+    assert servers.pool.state is EngineState.AWAKE
+    assert servers.run(servers.pool.health())
+    with pytest.raises(EngineError, match="with weights -1"):
+        servers.generate([request(0, 4)])
+
+
+def test_requests_without_the_key_are_refused(servers):
+    for engine in servers.pool.engines:
+        url = engine.process.url
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            for path, body in (
+                ("/generate", {"input_ids": [5]}),
+                ("/flush_cache", {}),
+                ("/update_weights_from_tensor", {}),
+            ):
+                assert httpx.post(url + path, json=body, headers=headers).status_code == 401
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://{_other_address()}:{engine.process.port}/health", timeout=5)
+
+
+def _other_address() -> str:
+    addresses = [a.address for n in psutil.net_if_addrs().values() for a in n if a.family.name == "AF_INET"]
+    return next((a for a in addresses if not a.startswith("127.")), "127.0.0.2")
+
+
+def test_the_key_is_in_no_command_line_and_no_file_that_others_read(servers):
+    key = servers.pool.engines[0].process.api_key
+    found = processes.find(servers.tag)
+    assert len(found) >= 6  # launcher, scheduler and detokenizer of two engines
+    assert not any(key in argument for process in found for argument in process.cmdline())
+    for engine in servers.pool.engines:
+        assert stat.S_IMODE(engine.process.options_path.stat().st_mode) == 0o600
+
+
+def test_only_listed_variables_reach_an_engine(servers):
+    for process in processes.find(servers.tag):
+        environment = process.environ()
+        assert not STRANGERS.keys() & environment.keys()
+        assert environment[processes.RUN_ID].startswith(servers.tag)
+
+
+# -- weights --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_after_a_push_tokens_log_probs_and_checksums_are_the_trainers(servers, version):
+    servers.push(version)
+    servers.run(verify(tiny_model.Source(servers.model), [servers.pool]))
+    requests = [request(i, 32, temperature=0.0) for i in range(6)]
+    completions = servers.generate(requests)
+    assert [c.token_ids for c in completions] == greedy_reference(servers.model, requests)
+    assert all(c.weight_version == version for c in completions)
+    for r, c in zip(requests, completions, strict=True):
+        with torch.no_grad():
+            logits = servers.model(torch.tensor([[*r.token_ids, *c.token_ids]])).logits[0, len(r.token_ids) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
+        assert (expected - torch.tensor(c.logprobs)).abs().max() < 1e-3
+
+
+def test_a_weight_that_changed_in_an_engine_is_found(servers):
+    async def scribble():
+        engine = servers.pool.engines[1]
+        await engine.begin_update(2, servers.pool._expected)
+        await engine.load_views([("model.norm.weight", servers.model.model.norm.weight.detach() * 1.01)])
+        await engine.end_update()
+
+    servers.run(scribble())
+    with pytest.raises(EngineError, match=r"1 of 24 weights differ .* model\.norm\.weight"):
+        servers.run(verify(tiny_model.Source(servers.model), [servers.pool]))
+    servers.push(2)
+
+
+def test_asleep_or_only_half_awake_nothing_is_generated(servers):
+    servers.run(servers.pool.sleep())
+    servers.run(servers.pool.sleep())
+    with pytest.raises(EngineError, match="asleep"):
+        servers.generate([request(0, 4)])
+    servers.run(servers.pool.wake(("weights",)))
+    with pytest.raises(EngineError, match="weights_only"):
+        servers.generate([request(0, 4)])
+    servers.run(servers.pool.wake())
+    with pytest.raises(EngineError, match="no pushed weights"):
+        servers.run(servers.pool.engines[0].generate(request(0, 4)))
+    servers.push(2)
+    assert servers.generate([request(0, 4)])[0].weight_version == 2
+
+
+def test_wrong_orders_are_errors(servers):
+    with pytest.raises(AssertionError, match="KV cache cannot be awake without the weights"):
+        servers.run(servers.pool.sleep(("weights",)))
+    servers.run(servers.pool.sleep())
+    with pytest.raises(AssertionError, match="weights are asleep, wake them before an update"):
+        servers.run(servers.pool.begin_update(3))
+    with pytest.raises(AssertionError, match="KV cache cannot be awake without the weights"):
+        servers.run(servers.pool.wake(("kv_cache",)))
+    servers.push(2)
+    tasks = start_rollout(servers, [request(i, 192) for i in range(4)])
+    with pytest.raises(AssertionError, match="abort first"):
+        servers.run(servers.pool.sleep())
+    servers.run(servers.pool.abort())
+    finish(servers, tasks)
+
+
+# -- sampling -------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(servers):
+    requests = [request(i, 24) for i in range(32)]
+    first = servers.generate(requests)
+    again = servers.generate(requests[::-1])[::-1]
+    alone = servers.generate(requests[:1])
+    assert [c.token_ids for c in first] == [c.token_ids for c in again]
+    assert first[0].token_ids == alone[0].token_ids
+    other_seed = servers.generate([replace(requests[0], seed=7)])
+    assert other_seed[0].token_ids != first[0].token_ids
+
+
+def test_aborted_answers_continue_where_they_stopped(servers):
+    requests = [request(i, 192, temperature=0.0) for i in range(12)]
+    whole = greedy_reference(servers.model, requests)
+    tasks = start_rollout(servers, requests)
+    servers.run(servers.pool.abort())
+    parts = finish(servers, tasks)
+    assert [c.request_id for c in parts] == [r.request_id for r in requests]
+    assert any(c.finish_reason == "abort" and c.token_ids for c in parts)
+    rest = [
+        replace(r, token_ids=(*r.token_ids, *c.token_ids), sampled=len(c.token_ids),
+                sampling=replace(r.sampling, max_new_tokens=192 - len(c.token_ids)))
+        if c.finish_reason == "abort" else None
+        for r, c in zip(requests, parts, strict=True)
+    ]  # fmt: skip
+    continued = iter(servers.generate([r for r in rest if r]))
+    answers = [c.token_ids + (next(continued).token_ids if r else ()) for r, c in zip(rest, parts, strict=True)]
+    assert answers == whole
+
+
+def test_a_request_that_the_server_refuses_is_no_loss_of_the_engine(servers):
+    too_long = replace(request(0, 4), token_ids=(5,) * 5000)
+    with pytest.raises(EngineError, match="refuses r0"):
+        servers.generate([too_long])
+    assert len(servers.pool.live) == 2
+    assert len(servers.generate([request(0, 4)])) == 1
+
+
+def test_groups_stay_together_and_engines_are_balanced(servers, monkeypatch):
+    served: dict[int, list[int]] = {0: [], 1: []}
+    for engine in servers.pool.engines:
+        original = engine.generate
+
+        async def spy(r, original=original, index=engine.index):
+            served[index].append(r.group)
+            return await original(r)
+
+        monkeypatch.setattr(engine, "generate", spy)
+    servers.generate([request(i, 8, group=100 + i // 4) for i in range(40)])
+    assert not set(served[0]) & set(served[1])
+    assert len(served[0]) == len(served[1]) == 20
+
+
+def test_the_client_is_as_fast_as_a_bare_load_generator(servers):
+    requests = [request(i, 64) for i in range(64)]
+
+    async def bare() -> int:
+        async def one(r, engine):
+            sampling = {"temperature": 1.0, "max_new_tokens": 64, "sampling_seed": r.seed, "stop_token_ids": [1]}
+            body = {"input_ids": list(r.token_ids), "return_logprob": True, "sampling_params": sampling}
+            answer = await http.post(engine.process.url + "/generate", json=body)
+            return len(answer.json()["output_ids"])
+
+        headers = {"Authorization": f"Bearer {servers.pool.engines[0].process.api_key}"}
+        async with httpx.AsyncClient(timeout=300, headers=headers, limits=httpx.Limits(max_connections=None)) as http:
+            return sum(await asyncio.gather(*[one(r, servers.pool.engines[i % 2]) for i, r in enumerate(requests)]))
+
+    ours, bares = [], []
+    for _ in range(3):
+        began = time.monotonic()
+        tokens = servers.run(bare())
+        bares.append(tokens / (time.monotonic() - began))
+        began = time.monotonic()
+        assert sum(len(c.token_ids) for c in servers.generate(requests)) == tokens
+        ours.append(tokens / (time.monotonic() - began))
+    print(f"client {max(ours):.0f} tokens/s, bare load generator {max(bares):.0f}")
+    assert max(ours) >= 0.9 * max(bares)
+
+
+# -- failures: each leaves the pool to the next one -----------------------------------------------------------
+
+
+def test_a_killed_engine_loses_no_sample_and_is_back_after_the_next_sleep(servers):
+    requests = [request(i, 96, temperature=0.0) for i in range(16)]
+    tasks = start_rollout(servers, requests)
+    os.kill(servers.pool.engines[0].process.process.pid, signal.SIGKILL)
+    completions = finish(servers, tasks)
+    assert_complete(requests, completions)
+    assert [c.token_ids for c in completions] == greedy_reference(servers.model, requests)
+    (lost,) = servers.events
+    assert (lost["kind"], lost["engine"]) == ("engine_lost", 0)
+    assert lost["requests"] > 0
+    assert "engine 0 is lost" in lost["message"]
+
+    servers.push(3)
+    assert servers.events[-1] == {"kind": "engine_restarted", "engine": 0}
+    servers.run(verify(tiny_model.Source(servers.model), [servers.pool]))
+    assert [e.index for e in servers.pool.live] == [0, 1]
+    again = servers.generate(requests)
+    assert [c.token_ids for c in again] == greedy_reference(servers.model, requests)
+
+
+def test_a_hanging_engine_is_given_up_within_the_deadline(servers):
+    servers.events.clear()
+    requests = [request(i, 192) for i in range(24)]
+    tasks = start_rollout(servers, requests)
+    stopped = servers.pool.engines[1].process.tag
+    for process in processes.find(stopped):
+        process.suspend()
+    began = time.monotonic()
+    assert_complete(requests, finish(servers, tasks))
+    assert time.monotonic() - began < 2 * TOKEN_TIMEOUT_S
+    (lost,) = servers.events
+    assert (lost["kind"], lost["engine"]) == ("engine_lost", 1)
+    assert f"no token for {TOKEN_TIMEOUT_S:g} s" in lost["message"]
+    servers.run(servers.pool.sleep())
+    assert processes.find(stopped) == []
+    servers.run(servers.pool.wake())
+
+
+def test_without_any_engine_left_the_error_says_why(servers):
+    servers.run(servers.pool.sleep())
+    servers.run(servers.pool.wake(("weights",)))
+    from colocate_grpo.weights.push import push
+
+    servers.run(push(tiny_model.Source(servers.model), [servers.pool], 4, 1))
+    servers.run(servers.pool.wake())
+    tasks = start_rollout(servers, [request(i, 192) for i in range(8)])
+    os.kill(servers.pool.engines[0].process.process.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="all 2 engines are lost; the last one: engine 0"):
+        finish(servers, tasks)
+
+
+def test_stop_leaves_no_process_no_port_and_no_key(servers):
+    servers.run(servers.pool.stop())
+    assert processes.find(servers.tag) == []
+    for engine in servers.pool.engines:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(engine.process.url + "/health")
+        assert not engine.process.options_path.exists()
+    assert list(Path(servers.directory, "control").iterdir()) == []

@@ -1,0 +1,84 @@
+"""What goes wrong before a server is up; and the parts that need no server."""
+
+import asyncio
+
+import pytest
+import tiny_model
+import torch
+from conftest import config
+
+from colocate_grpo import processes
+from colocate_grpo.errors import ConfigError
+from colocate_grpo.rollout.engine import EngineError
+from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE, activate
+from colocate_grpo.rollout.sglang_options import check_options
+from colocate_grpo.rollout.sglang_pool import SGLangPool
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tiny_model.save(tmp_path_factory.mktemp("model"))
+
+
+def test_options_are_checked_by_name_at_once():
+    check_options({"chunked_prefill_size": 2048, "context_length": 4096, "enable_deterministic_inference": True})
+    with pytest.raises(ConfigError, match=r"mem_fraction_statik: .* no such option \(did you mean mem_fraction_static"):
+        check_options({"mem_fraction_statik": 0.5})
+    with pytest.raises(ConfigError, match=r"rollout\.sglang\.tp_size: cannot be set, it follows from rollout\.tp"):
+        check_options({"tp_size": 4})
+
+
+def test_a_value_that_the_server_refuses_is_the_users_mistake(model_dir, tmp_path, monkeypatch, run_tag):
+    monkeypatch.setenv(processes.RUN_ID, run_tag)
+    bad = config(model_dir, sglang={"max_running_requests": "many"})
+    with pytest.raises(ConfigError, match=r"rollout\.sglang: .*max-running-requests: invalid int value: 'many'"):
+        asyncio.run(SGLangPool(bad, tmp_path, model_dir, "cpu").start())
+
+
+def test_a_start_that_takes_too_long_ends_with_the_log_and_leaves_nothing(model_dir, tmp_path, monkeypatch, run_tag):
+    monkeypatch.setenv(processes.RUN_ID, run_tag)
+    log = tmp_path / "logs" / "engine_0.log"
+    log.parent.mkdir()
+    log.write_text("what an earlier start said\n")
+    slow = config(model_dir, start_timeout=2.0)
+    with pytest.raises(EngineError, match=r"(?s)did not start within 2 s; the end of .*what an earlier start said"):
+        asyncio.run(SGLangPool(slow, tmp_path, model_dir, "cpu").start())
+    assert processes.find(run_tag) == []
+
+
+def test_the_platform_plugin_is_inert_unless_an_engine_asks_for_it(monkeypatch):
+    monkeypatch.delenv(DEVICE_VARIABLE, raising=False)
+    assert activate() is None
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    assert activate() is not None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert activate() is None
+
+
+def murmur3_32(key: bytes, seed: int) -> int:
+    """The published algorithm, for keys of whole 4-byte blocks."""
+    h = seed
+    for start in range(0, len(key), 4):
+        k = int.from_bytes(key[start : start + 4], "little") * 0xCC9E2D51 & 0xFFFFFFFF
+        k = ((k << 15) | (k >> 17)) * 0x1B873593 & 0xFFFFFFFF
+        h ^= k & 0xFFFFFFFF
+        h = (((h << 13) | (h >> 19)) & 0xFFFFFFFF) * 5 + 0xE6546B64 & 0xFFFFFFFF
+    h ^= len(key)
+    h = (h ^ (h >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
+    h = (h ^ (h >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
+    return h ^ (h >> 16)
+
+
+def test_the_sampling_hash_is_murmur3():
+    from colocate_grpo.rollout.sglang_cpu_platform_class import murmur_hash32
+
+    assert murmur3_32(b"test", 0x9747B28C) == 0x704B81DC  # published test vector
+    seeds = torch.tensor([0, 42, 2**63 - 1, -1], dtype=torch.int64)
+    positions = torch.tensor([0, 1, 2**31 - 1, 7])
+    hashed = murmur_hash32(seeds, positions, torch.arange(300))
+    for row, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist(), strict=True)):
+        for column in (0, 1, 255, 299):
+            key = b"".join(
+                [(seed % 2**64).to_bytes(8, "little"), position.to_bytes(4, "little"), column.to_bytes(4, "little")]
+            )
+            assert hashed[row, column].item() == murmur3_32(key, 0)
