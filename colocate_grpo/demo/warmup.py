@@ -27,7 +27,7 @@ class WarmUp:
     batch: int = 32
     lr: float = 3e-3
     ramp: int = 50
-    threads: int = 2
+    threads: int = 1  # the products are too small for more to be worth a fight over busy cores
 
     def teacher(self, step: int) -> Teacher:
         return Teacher() if step < self.clean_steps else Teacher(guess=0.5, slip=0.15)
@@ -71,7 +71,7 @@ def warm_up(
     plan: WarmUp,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """Train in place; the same seed gives the same bits on the same machine. `on_step(step, loss)` after each step."""
+    """Train in place; the same seed gives the same bits. `on_step(step, loss)` after each step."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, weight_decay=0.01, betas=(0.9, 0.95))
