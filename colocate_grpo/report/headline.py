@@ -164,7 +164,7 @@ def _pairing_note(c: Comparison) -> str:
         return " Differences are paired by problem; their interval is Student's t over the problems."
     return (
         " The raw answers of these evaluations are not all there, so that differences are taken as of unpaired"
-        " samples, which is wider than a comparison problem by problem."
+        " samples, which mostly is wider than a comparison problem by problem."
     )
 
 

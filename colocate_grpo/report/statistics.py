@@ -26,7 +26,7 @@ class Interval:
         return self.low <= 0.0 <= self.high
 
 
-def pass_at_1(problem_means: Sequence[float]) -> Interval:
+def pass_at_1(problem_means: Sequence[float] | np.ndarray) -> Interval:
     """pass@1 over problems drawn at random, each given by the mean of its samples.
 
     The standard error is that of the mean of the problems, whatever the number of samples.

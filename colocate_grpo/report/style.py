@@ -60,7 +60,7 @@ LIGHT = Theme(
     grid="#e3e6ea",
     band="#8c959f",
     series=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9"),
-    phases=("#0072b2", "#56b4e9", "#d55e00", "#009e73", "#f0e442", "#cc79a7", "#e69f00", "#9aa0a6"),
+    phases=("#0072b2", "#56b4e9", "#d55e00", "#009e73", "#f0e442", "#cc79a7", "#e69f00", "#57606a"),
 )
 DARK = Theme(
     name="dark",
@@ -68,6 +68,6 @@ DARK = Theme(
     text="#e6edf3",
     grid="#2a313a",
     band="#8b949e",
-    series=("#56b4e9", "#e69f00", "#2fc296", "#e39ac4", "#f0e442", "#4d9de0"),
+    series=("#56b4e9", "#e69f00", "#7ee787", "#e39ac4", "#f0e442", "#4d9de0"),
     phases=("#3d8fd1", "#8fd0f5", "#e2702a", "#2fc296", "#f0e442", "#e39ac4", "#e69f00", "#6e7681"),
 )
