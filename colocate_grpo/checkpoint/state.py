@@ -17,7 +17,8 @@ from megatron.core.dist_checkpointing.serialization import (
 )
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from colocate_grpo.train.optimizer import CHECKPOINT_METADATA, Optimizer
+from colocate_grpo.train.masters import CHECKPOINT_METADATA
+from colocate_grpo.train.optimizer import Optimizer
 
 
 def save_state(directory: Path, model: Any, optimizer: Optimizer) -> None:

@@ -72,8 +72,7 @@ class _TokenLogProbs(torch.autograd.Function):
             d_logits = d_logits.to(weight.dtype)
             d_full.index_copy_(0, rows[part], d_logits @ weight)
             _accumulate(d_weight, d_logits, chunk)
-        given_back = None if d_weight is None or hasattr(weight, "main_grad") else d_weight.to(weight.dtype)
-        return _reduce_sequence(d_full, hidden, shard), given_back, None, None, None
+        return _reduce_sequence(d_full, hidden, shard), _give_back(weight, d_weight), None, None, None
 
 
 def _chunks(total: int, size: int) -> list[slice]:
@@ -147,10 +146,10 @@ def _logits_gradient(
 
 
 def _weight_accumulator(weight: Tensor) -> Tensor | None:
-    """fp32 tensor that collects the weight's gradient; None for a frozen weight."""
+    """fp32 tensor that collects the weight's gradient over the chunks; None for a frozen weight."""
     if not weight.requires_grad:
         return None
-    if hasattr(weight, "main_grad"):
+    if hasattr(weight, "main_grad") and weight.main_grad.dtype == torch.float32:
         return weight.main_grad
     return torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
 
@@ -162,3 +161,10 @@ def _accumulate(d_weight: Tensor | None, d_logits: Tensor, chunk: Tensor) -> Non
         d_weight.addmm_(d_logits.t(), chunk)
     else:
         d_weight.add_(d_logits.t() @ chunk)
+
+
+def _give_back(weight: Tensor, d_weight: Tensor | None) -> Tensor | None:
+    """The gradient for autograd, unless it already lies where it belongs."""
+    if d_weight is None or d_weight is getattr(weight, "main_grad", None):
+        return None
+    return d_weight.to(weight.dtype)

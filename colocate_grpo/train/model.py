@@ -18,7 +18,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from colocate_grpo.config import Config
 from colocate_grpo.train.attention import PackedCoreAttention, PackedSelfAttention, Segments
@@ -178,6 +177,7 @@ def rotary_frequencies(shape: ModelShape, device: torch.device) -> tuple[Tensor,
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
         return (1.0 / shape.rope["rope_theta"] ** exponents).to(device), 1.0
     from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     # Only the fields that the rotary functions read; Llama's class carries them for every family here.
     hf = LlamaConfig(

@@ -1,41 +1,18 @@
-"""Optimizers over DDP's flat buffers, and the learning-rate schedule."""
+"""What the step needs of an optimizer, and the choice between the two."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
-from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from colocate_grpo.config import Config, OptimizerConfig
-from colocate_grpo.train import shim
+from colocate_grpo.config import Config
+from colocate_grpo.train.masters import MasterAdamW
 from colocate_grpo.train.parallel import Parallel
-
-
-def learning_rate(config: OptimizerConfig, update: int, updates: int) -> float:
-    """Learning rate of the 0-based `update`; the schedule ends after `decay_steps` or `updates` of them."""
-    if update < config.warmup_steps:
-        return config.lr * (update + 1) / config.warmup_steps
-    length = max(1, (config.decay_steps or updates) - config.warmup_steps)
-    progress = min(1.0, (update - config.warmup_steps) / length)
-    left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-    floor = config.min_lr_ratio if config.schedule != "constant" else 0.0
-    return config.lr * (floor + (1.0 - floor) * left[config.schedule])
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """`grad_norm` is the global norm before clipping; not `applied` when it was not finite."""
-
-    applied: bool
-    grad_norm: float
+from colocate_grpo.train.schedule import StepOutcome
+from colocate_grpo.train.stochastic import StochasticAdamW
 
 
 class Optimizer(Protocol):
@@ -47,129 +24,16 @@ class Optimizer(Protocol):
     def tensors(self) -> Iterator[Tensor]:
         """Every state tensor: moments, and masters where they are not the weights themselves."""
 
-    def reload_weights(self) -> None:
-        """Take over weights that were changed from outside."""
-
     def sharded_state_dict(self, model_state: dict[str, Any], loading: bool) -> Any:
         """State for dist_checkpointing, in the model's own shapes, loadable under another TP and DP."""
 
     def load_state_dict(self, state: Any) -> None: ...
 
 
-class MasterAdamW:
-    """Megatron's distributed optimizer (fp32 masters and moments sharded over DP), with 0.16.1's faults fixed."""
-
-    def __init__(self, config: Config, ddp: DistributedDataParallel, parallel: Parallel) -> None:
-        self.config, self.device = config.train.optimizer, parallel.device
-        settings = _megatron_config(config)
-        with shim.cuda_means_cpu(self.device):
-            chained = get_megatron_optimizer(
-                settings, [ddp], config_overrides=get_standard_config_overrides(settings), use_gloo_process_groups=True
-            )
-        (self.inner,) = chained.chained_optimizers
-        assert isinstance(self.inner, DistributedOptimizer)
-        _use_fused_kernel(self.inner.optimizer)
-        _create_moments(self.inner.optimizer)
-
-    def step(self, lr: float) -> StepOutcome:
-        with shim.cuda_means_cpu(self.device):
-            self.inner.prepare_grads()
-            norm = self.inner.get_grad_norm()
-            if not math.isfinite(norm):
-                self._drop_gradients()
-                return StepOutcome(False, norm)
-            _clip(self.inner.get_parameters(), self.config.grad_clip, norm)
-            for group in self.inner.param_groups:
-                group["lr"] = lr
-                # Megatron applies wd_mult in its own scheduler only, which is not used here.
-                group["weight_decay"] = self.config.weight_decay * group["wd_mult"]
-            self.inner.step_with_ready_grads()
-            self._drop_gradients()
-        return StepOutcome(True, norm)
-
-    def tensors(self) -> Iterator[Tensor]:
-        for group in self.inner.shard_fp32_from_float16_groups:
-            yield from group
-        for state in self.inner.optimizer.state.values():
-            yield state["exp_avg"]
-            yield state["exp_avg_sq"]
-
-    def reload_weights(self) -> None:
-        with shim.cuda_means_cpu(self.device):
-            self.inner.reload_model_params()
-
-    def sharded_state_dict(self, model_state: dict[str, Any], loading: bool) -> Any:
-        with shim.cuda_means_cpu(self.device):
-            return self.inner.sharded_state_dict(model_state, is_loading=loading, metadata=CHECKPOINT_METADATA)
-
-    def load_state_dict(self, state: Any) -> None:
-        with shim.cuda_means_cpu(self.device):
-            self.inner._set_main_param_and_optimizer_states = self._copy_states
-            self.inner.load_state_dict(state)
-            del self.inner._set_main_param_and_optimizer_states
-        # Megatron gives every parameter the same step tensor, which would then advance once per parameter.
-        for slot in self.inner.optimizer.state.values():
-            slot["step"] = slot["step"].clone()
-
-    @torch.no_grad()
-    def _copy_states(self, model_param: torch.nn.Parameter, tensors: dict[str, Tensor]) -> None:
-        """Megatron's own version asks the checkpoint for a `step` tensor, which it never holds."""
-        group, order = self.inner.model_param_group_index_map[model_param]
-        main_param = self.inner.optimizer.param_groups[group]["params"][order]
-        main_param.copy_(tensors["param"])
-        for key in ("exp_avg", "exp_avg_sq"):
-            self.inner.optimizer.state[main_param][key].copy_(tensors[key])
-
-    def _drop_gradients(self) -> None:
-        for param in self.inner.get_parameters():
-            param.grad = None
-
-
-# `fully_reshardable` gathers each state in the model's own shape on DP rank 0, over gloo, through host memory.
-CHECKPOINT_METADATA = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": True,
-}
-
-
 def build_optimizer(config: Config, ddp: DistributedDataParallel, parallel: Parallel) -> Optimizer:
-    return MasterAdamW(config, ddp, parallel)
-
-
-def _megatron_config(config: Config) -> MegatronOptimizerConfig:
-    wanted, bf16 = config.train.optimizer, config.model.dtype == "bfloat16"
-    return MegatronOptimizerConfig(
-        optimizer="adam",
-        lr=wanted.lr,
-        weight_decay=wanted.weight_decay,
-        adam_beta1=wanted.betas[0],
-        adam_beta2=wanted.betas[1],
-        adam_eps=wanted.eps,
-        bf16=bf16,
-        params_dtype=torch.bfloat16 if bf16 else torch.float32,
-        use_distributed_optimizer=True,
-        clip_grad=wanted.grad_clip,
-    )
-
-
-def _use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
-    """One pass over memory instead of a dozen, on CPU and CUDA; the arithmetic is the same."""
-    for group in optimizer.param_groups:
-        group["fused"], group["foreach"] = True, False
-
-
-def _create_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state now, where the saver can see it, rather than in the first step or load."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            optimizer.state[param] = {
-                "step": torch.zeros((), dtype=torch.float32, device=param.device),
-                "exp_avg": torch.zeros_like(param),
-                "exp_avg_sq": torch.zeros_like(param),
-            }
-
-
-def _clip(params: list[Tensor], limit: float, norm: float) -> None:
-    """Scale gradients so that the global norm is at most `limit` (0: no limit)."""
-    if limit > 0 and norm > limit:
-        torch._foreach_mul_([p.grad for p in params if p.grad is not None], limit / (norm + 1e-6))
+    """The optimizer named by `train.optimizer.kind`, its state allocated."""
+    kinds: dict[str, Callable[[Config, DistributedDataParallel, Parallel], Optimizer]] = {
+        "adamw": MasterAdamW,
+        "sr_adamw": StochasticAdamW,
+    }
+    return kinds[config.train.optimizer.kind](config, ddp, parallel)

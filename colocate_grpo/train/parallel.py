@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import time
@@ -17,6 +18,7 @@ from colocate_grpo.errors import ConfigError
 from colocate_grpo.train import shim
 
 POLL_SECONDS = 5.0
+_generation = itertools.count()
 
 
 def pick_device(config: Config) -> torch.device:
@@ -62,9 +64,10 @@ class Parallel:
         _set_device(device, config.run.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         shim.install(device)
         store = _open_store(rank, world, config.run.start_timeout)
+        generation = next(_generation)  # keys of groups that this process left must not be met again
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=dist.PrefixStore("groups", store),
+            store=dist.PrefixStore(f"groups/{generation}", store),
             rank=rank,
             world_size=world,
             timeout=datetime.timedelta(seconds=config.run.dist_timeout),
@@ -84,7 +87,7 @@ class Parallel:
             dp_group=parallel_state.get_data_parallel_group(),
             control=control,
             device=device,
-            store=dist.PrefixStore("control", store.clone()),
+            store=dist.PrefixStore(f"control/{generation}", store.clone()),
         )
 
     @property

@@ -18,10 +18,11 @@ from colocate_grpo.memory.saver import Saver, SaverTag
 from colocate_grpo.train.batch import MicroBatch, Sample, denominators, make_sample, make_samples, split_updates
 from colocate_grpo.train.model import Policy, build_policy
 from colocate_grpo.train.objective import Measures, objective
-from colocate_grpo.train.optimizer import Optimizer, StepOutcome, build_optimizer, learning_rate
+from colocate_grpo.train.optimizer import Optimizer, build_optimizer
 from colocate_grpo.train.packing import CostModel, plan
 from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.reference import Reference
+from colocate_grpo.train.schedule import StepOutcome, learning_rate
 from colocate_grpo.train.shape import ModelShape, read_hf_config, validate_model
 from colocate_grpo.trajectory import Trajectory
 from colocate_grpo.weights.hf import buckets, hf_tensors, load_hf, tensor_checksum
@@ -53,7 +54,7 @@ class Trainer:
         shape = validate_model(config, read_hf_config(model_dir))
         policy = build_policy(shape, config, parallel)
         load_hf(policy, shape, model_dir, parallel.tp_rank, parallel.tp)
-        ddp = wrap(policy)
+        ddp = wrap(policy, fp32_gradients=config.train.optimizer.kind == "adamw")
         del policy
         with saver.region("optimizer"):
             optimizer = build_optimizer(config, ddp, parallel)
@@ -202,12 +203,14 @@ class Trainer:
 
     def hf_buckets(self, max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Full weights under Hugging Face names, in lists of at most `max_bytes`, on every rank."""
-        return buckets(hf_tensors(self.policy, self.shape, self.parallel.tp_group), max_bytes)
+        return buckets(self._hf_tensors(), max_bytes)
 
     def checksums(self) -> dict[str, str]:
         """Checksum of every full weight by Hugging Face name."""
-        named = hf_tensors(self.policy, self.shape, self.parallel.tp_group)
-        return {name: tensor_checksum(tensor) for name, tensor in named}
+        return {name: tensor_checksum(tensor) for name, tensor in self._hf_tensors()}
+
+    def _hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return hf_tensors(dict(self.policy.named_parameters()), self.shape, self.parallel.tp_group)
 
     def save(self, directory: Path) -> None:
         """Write weights and optimizer state; loadable under another TP and DP."""
@@ -242,9 +245,9 @@ class Trainer:
             self.saver.resume(tag)
 
 
-def wrap(policy: Policy) -> DistributedDataParallel:
-    """Megatron's DDP: flat parameter and fp32 gradient buffers, gradients summed over DP."""
+def wrap(policy: Policy, fp32_gradients: bool) -> DistributedDataParallel:
+    """Megatron's DDP: flat parameter and gradient buffers, gradients summed over DP."""
     settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
+        grad_reduce_in_fp32=fp32_gradients, use_distributed_optimizer=True, overlap_grad_reduce=False
     )
     return DistributedDataParallel(policy.config, settings, policy)

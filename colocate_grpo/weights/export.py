@@ -65,7 +65,7 @@ def checkpoint_tensors(config: Config, model_dir: Path, directory: Path) -> Iter
         shape = validate_model(alone, read_hf_config(model_dir))
         policy = build_policy(shape, alone, parallel)
         load_weights(directory, policy)
-        yield from hf_tensors(policy, shape, parallel.tp_group)
+        yield from hf_tensors(dict(policy.named_parameters()), shape, parallel.tp_group)
     finally:
         parallel.shutdown()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,14 +169,16 @@ def _copy(param: Tensor, values: Tensor, name: str) -> None:
     param[values.shape[0] :].zero_()
 
 
-def hf_tensors(model: torch.nn.Module, shape: ModelShape, group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, full tensor) of every weight on every rank of the TP group; collective.
+def hf_tensors(
+    local_tensors: Mapping[str, Tensor], shape: ModelShape, group: dist.ProcessGroup
+) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, full tensor) on every rank of the TP group; collective.
 
-    One parameter is gathered at a time; a tensor may be a view of the live weights.
+    `local_tensors` are this rank's parameters (or gradients) by Megatron name. One is gathered at a time; a
+    result may be a view of it.
     """
-    params = dict(model.named_parameters())
     for entry in entries(shape):
-        for part, local in zip(entry.parts, entry.split(params[entry.param].detach()), strict=True):
+        for part, local in zip(entry.parts, entry.split(local_tensors[entry.param].detach()), strict=True):
             full = local if part.dim is None else _gather(local, part.dim, group)
             yield part.name, full[: shape.vocab] if _is_vocab(part.name) else full
 
