@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from colocate_grpo.checkpoint.files import read_json, write_json
 from colocate_grpo.config import Config
@@ -21,7 +21,8 @@ from colocate_grpo.errors import ConfigError, DataError
 CONFIG = "config.yaml"
 LOCK = "lock"
 OWN_NAMES = {CONFIG, LOCK, "logs", "attempts", "control", "report", "plan.txt", "doctor.txt"}
-STACKS_AND_TAIL_LINES = 40
+TAIL_LINES = 40
+LOCK_PATIENCE_S = 0.5
 
 
 class RunDirectory:
@@ -39,13 +40,11 @@ class RunDirectory:
         for name in ("logs", "attempts", "control", "checkpoints"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
         with (self.path / LOCK).open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock(file):
                 raise ConfigError(
                     f"run.dir: {self.path} is already running (process {self.holder()}); "
                     f"look at it with `colocate-grpo status {self.path}`, end it with `colocate-grpo stop {self.path}`"
-                ) from None
+                )
             file.truncate(0)
             file.write(f"{os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -121,7 +120,7 @@ class RunDirectory:
         """The last state.json; empty before the first."""
         return read_json(self.path / "state.json") or {}
 
-    def log_tail(self, attempt: int, lines: int = STACKS_AND_TAIL_LINES) -> str:
+    def log_tail(self, attempt: int, lines: int = TAIL_LINES) -> str:
         """The last lines of an attempt's output."""
         path = self.log(attempt)
         return "\n".join(tail(path).splitlines()[-lines:]) if path.exists() else ""
@@ -152,6 +151,19 @@ class RunDirectory:
         names = {path.name for path in self.path.iterdir()}
         if names and CONFIG not in names and not names <= OWN_NAMES | {"checkpoints"}:
             raise ConfigError(f"run.dir: {self.path} is not empty and is no run directory (it has no {CONFIG})")
+
+
+def _lock(file: IO[str]) -> bool:
+    """Take the lock; patient for a moment, because whoever asks whether it is held holds it for an instant."""
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOCK_PATIENCE_S / 10)
 
 
 def tail(path: Path, size: int = 64 << 10) -> str:
