@@ -17,15 +17,17 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from colocate_grpo.checkpoint.store import rollbacks
 from colocate_grpo.config import Config
 from colocate_grpo.lead import Lead, StopRequested
 from colocate_grpo.memory.ledger import Ledger
 from colocate_grpo.memory.saver import make_saver
 from colocate_grpo.observe.guards import check_rollout, check_step
 from colocate_grpo.rollout.engine import RolloutEngine
+from colocate_grpo.rollout.statistics import rollout_metrics
 from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.step import Trainer
-from colocate_grpo.trajectory import Trajectory
+from colocate_grpo.trajectory import Trajectory, read_trajectories
 from colocate_grpo.weights.push import push, verify
 
 log = logging.getLogger(__name__)
@@ -72,11 +74,16 @@ class Attempt:
         self.push()
         return first
 
+    def start_without_engine(self) -> int:
+        """The trainer alone, awake. Returns the step to begin with."""
+        self._start_trainer()
+        return self._resume()
+
     def _start_engines(self, make_engine: EngineFactory) -> None:
         self.ledger.enter("engine_start")
         if self.lead:
             engine = make_engine(self.config, self.run_dir, self.model_dir, self.lead.events.emit)
-            self.lead.start(engine, salt=len(self.lead.store.rollbacks()))
+            self.lead.start(engine, salt=len(rollbacks(self.run_dir)))
         self._note_engines(weights=True, kv_cache=True)
         self.sleep_engines()
 
@@ -95,7 +102,8 @@ class Attempt:
         self.trainer.load(Path(path) / "megatron")
         self.version, self.saved_step = state["version"], state["step"]
         if self.lead:
-            self.lead.sampler.restore(state["sampler"], {p.id: p for p in self.lead.prompts.rows})
+            if self.lead.sampler:
+                self.lead.sampler.restore(state["sampler"], {p.id: p for p in self.lead.prompts.rows})
             self.lead.resume_at(state["step"], state["row"])
             self.lead.events.emit("resume", step=state["step"], checkpoint=Path(path).name)
         self.resumed_at = state["step"] + 1
@@ -143,6 +151,17 @@ class Attempt:
         self._follow(self.agree(f"rollout/{step}", decide))
         return None if self._skip else batch
 
+    def dumped_batch(self, step: int, rollouts: Path) -> list[Trajectory] | None:
+        """The batch of an earlier run; None after its last one."""
+        path = rollouts / f"step_{step}.jsonl.zst"
+        if self.agree("dump", lambda: str(path) if path.exists() else NOTHING) == NOTHING:
+            return None
+        if not self.lead:
+            return []
+        batch = list(read_trajectories(path))
+        self.row |= rollout_metrics(batch)
+        return batch
+
     def sleep_engines(self) -> None:
         """Engines give their cards away; every rank knows when they have."""
         with self.timer("perf/sleep_wake_time"):
@@ -165,6 +184,7 @@ class Attempt:
 
     def update(self, step: int, batch: list[Trajectory]) -> None:
         """The GRPO update, its guards, and the new weight version."""
+        self.ledger.enter("train")
         self.ledger.require()
         self._phase("train")
         with self.timer("perf/actor_train_time"):
@@ -196,7 +216,7 @@ class Attempt:
         self._phase("push")
         self.agree("engines_awake", lambda: self._call(lambda e: e.wake(("weights",))))
         self._note_engines(weights=True, kv_cache=False)
-        engines = [self.lead.engine] if self.lead else []
+        engines = [self.lead.engine] if self.lead and self.lead.engine else []
         stats = self._run(push(self.trainer, engines, self.version, self.config.rollout.bucket_mib))
         self.row |= {"perf/update_weights_time": stats.seconds, "perf/update_weights_gb_per_s": stats.gb_per_s}
         every = self.config.rollout.verify_weights_every
@@ -214,6 +234,13 @@ class Attempt:
             return
         for repeat in range(self.config.eval.baseline_repeats):
             self._evaluate(0, repeat)
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate after `step`; -1 is the untouched model."""
+        if step < 0:
+            self._evaluate(0, 0)
+        else:
+            self._evaluate(step, None)
 
     def evaluate_if_due(self, step: int) -> None:
         """Also makes up for an evaluation that a crash took."""
@@ -297,6 +324,7 @@ class Attempt:
 
     def _call(self, work: Callable[[RolloutEngine], Any]) -> None:
         assert self.lead
+        assert self.lead.engine
         self.lead.call(work(self.lead.engine))
 
     def _run(self, work: Any) -> Any:
@@ -312,7 +340,7 @@ class Attempt:
 
     def _remember(self, step: int) -> None:
         """What a checkpoint must hold to go on exactly from the end of `step`."""
-        sampler = self.lead.sampler.state() if self.lead else {}
+        sampler = self.lead.sampler.state() if self.lead and self.lead.sampler else {}
         row = {k: v for k, v in self.row.items() if not k.startswith("perf/")}
         self.resume_state = {"step": step, "version": self.version, "sampler": sampler, "row": row}
 

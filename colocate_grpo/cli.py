@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from colocate_grpo.errors import UserError
+
+if TYPE_CHECKING:
+    from colocate_grpo.config import Config
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 checkpoints = typer.Typer(no_args_is_help=True, help="List, pin, roll back and prune checkpoints.")
@@ -31,17 +35,13 @@ def train(path: ConfigPath, overrides: Overrides = None, replay: Annotated[
     Path | None, typer.Option(help="Train from the dumped rollouts in this directory, with no engine.")
 ] = None) -> None:  # fmt: skip
     """Start a run, or go on with it from its newest complete checkpoint."""
-    from colocate_grpo.driver import supervise
-
-    raise typer.Exit(supervise(_load(path, overrides), command_line=sys.argv, replay=replay))
+    raise typer.Exit(_supervise(path, overrides, ["--replay", str(replay.resolve())] if replay else []))
 
 
 @app.command("eval")
 def evaluate(path: ConfigPath, overrides: Overrides = None) -> None:
     """Evaluate the run's newest checkpoint, or the untouched model where there is none."""
-    from colocate_grpo.driver import supervise
-
-    raise typer.Exit(supervise(_load(path, overrides), command_line=sys.argv, evaluate_only=True))
+    raise typer.Exit(_supervise(path, overrides, ["--evaluate-only"]))
 
 
 @app.command()
@@ -207,7 +207,27 @@ def checkpoints_prune(
     raise typer.Exit(run_prune(run_dir, dry_run=dry_run))
 
 
-def _load(path: Path, overrides: list[str] | None):  # -> Config
+def _supervise(path: Path, overrides: list[str] | None, rank_arguments: Sequence[str] = ()) -> int:
+    """Check everything a user can get wrong, then drive the run with a live view of it."""
+    import logging
+
+    from colocate_grpo.driver import supervise
+    from colocate_grpo.observe.console import LiveConsole
+    from colocate_grpo.preflight import preflight
+
+    config = _load(path, overrides)
+    preflight(config)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with LiveConsole(config.run_dir) as console:
+        return supervise(
+            config,
+            command_line=sys.argv,
+            on_tick=lambda run: console.tick(),
+            rank_arguments=rank_arguments,
+        )
+
+
+def _load(path: Path, overrides: list[str] | None) -> Config:
     from colocate_grpo.config_file import load_config
 
     return load_config(path, overrides or ())

@@ -46,6 +46,9 @@ class Lead:
         self.events = EventLog(run_dir, attempt)
         self.store = CheckpointStore.of(config)
         self.on_life: Callable[[], object] = lambda: None
+        self.engine: RolloutEngine | None = None
+        self.rewards: RewardPool | None = None
+        self.sampler: Sampler | None = None
         self.state = StateFile(run_dir, attempt, config.run.steps)
         self.tensorboard = TensorBoardLog(run_dir)
         self.asyncio = asyncio.Runner()
@@ -53,8 +56,9 @@ class Lead:
     def start(self, engine: RolloutEngine, salt: int) -> None:
         """Start the reward workers, and the engine on its still empty cards."""
         c = self.config.reward
-        scope = resolve_scope(c.answer_scope, self.prompts.rows[0].text)
-        options = {"answer_scope": scope, **c.options}
+        options = dict(c.options)
+        if c.function == "math_boxed":
+            options.setdefault("answer_scope", resolve_scope(c.answer_scope, self.prompts.rows[0].text))
         self.rewards = RewardPool(c.function, options, c.workers, c.timeout_s, c.memory_limit_mb, c.max_chars)
         self.rewards.start()
         self.engine = engine
@@ -65,9 +69,9 @@ class Lead:
 
     def close(self) -> None:
         """End the engine and the reward workers; safe to call at any point."""
-        if hasattr(self, "engine"):
+        if self.engine:
             self.call(self.engine.stop())
-        if hasattr(self, "rewards"):
+        if self.rewards:
             self.rewards.stop()
         self.asyncio.close()
         self.tensorboard.close()
@@ -79,6 +83,7 @@ class Lead:
     def collect(self, step: int, weight_version: int) -> tuple[Batch, dict[str, float]]:
         """A full batch and its metrics. Raises StopRequested, with the engine idle again."""
         started = time.monotonic()
+        assert self.sampler
         self.state.update(step=step, phase="rollout")
         batch = self.call(self._until_stop(self.sampler.collect(step, weight_version, self._on_progress)))
         seconds = time.monotonic() - started
@@ -157,6 +162,7 @@ class Lead:
             if self.stop_file.exists() and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+                assert self.engine
                 await self.engine.abort()
                 raise StopRequested
         return task.result()

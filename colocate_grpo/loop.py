@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
+import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -44,7 +47,25 @@ def run(a: Attempt) -> None:
     a.finish()
 
 
-def make_engine(config: Config, run_dir: Path, model_dir: Path, on_event) -> RolloutEngine:
+def replay(a: Attempt, rollouts: Path) -> None:
+    """Train from dumped rollouts, with no engine; ends with the last dump."""
+    for step in range(a.start_without_engine(), a.config.run.steps):
+        with a.one_step(step):
+            batch = a.dumped_batch(step, rollouts)
+            if batch is None:
+                break
+            a.update(step, batch)
+            a.save_if_due(step)
+    a.finish()
+
+
+def evaluate(a: Attempt) -> None:
+    """Evaluate the newest checkpoint, or the untouched model where there is none."""
+    first_step = a.start(make_engine)
+    a.evaluate(first_step - 1)
+
+
+def make_engine(config: Config, run_dir: Path, model_dir: Path, on_event: Callable[..., object]) -> RolloutEngine:
     """The rollout engine of the configuration, not started yet."""
     if config.rollout.engine == "embedded":
         from colocate_grpo.rollout.embedded import EmbeddedEngine
@@ -60,10 +81,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="one rank of one attempt; started by the driver")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--replay", type=Path, help="directory of dumped rollouts")
+    parser.add_argument("--evaluate-only", action="store_true")
     arguments = parser.parse_args()
     _prepare_process()
     try:
-        _attempt(arguments.run_dir, arguments.attempt)
+        _attempt(arguments)
     except BaseException as error:  # the cause of every end is written down before the process is gone
         kind = cause(error)
         _write_exit(arguments.run_dir, arguments.attempt, kind, str(error) or repr(error))
@@ -88,15 +111,19 @@ def cause(error: BaseException) -> str:
     return next((kind for types, kind in kinds if isinstance(error, types)), "crash")
 
 
-def _attempt(run_dir: Path, number: int) -> None:
-    config = load_config(run_dir / "config.yaml")
+def _attempt(arguments: argparse.Namespace) -> None:
+    config = load_config(arguments.run_dir / "config.yaml")
     model_dir = resolve_model(config.model)
-    is_main = int(_rank()) == 0
-    lead = Lead(config, run_dir, number, model_dir) if is_main else None
+    lead = Lead(config, arguments.run_dir, arguments.attempt, model_dir) if _rank() == 0 else None
     parallel = Parallel.initialise(config)
-    attempt = Attempt(config, run_dir, model_dir, parallel, lead)
+    attempt = Attempt(config, arguments.run_dir, model_dir, parallel, lead)
     try:
-        run(attempt)
+        if arguments.replay:
+            replay(attempt, arguments.replay)
+        elif arguments.evaluate_only:
+            evaluate(attempt)
+        else:
+            run(attempt)
     except StopRequested:
         attempt.save_from_rollout()
         raise
@@ -106,16 +133,12 @@ def _attempt(run_dir: Path, number: int) -> None:
     parallel.shutdown()
 
 
-def _rank() -> str:
-    import os
-
-    return os.environ.get("RANK", "0")
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
 
 
 def _prepare_process() -> None:
     """Ctrl-C reaches every process of a terminal; only the driver decides what it means."""
-    import faulthandler
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(

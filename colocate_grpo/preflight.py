@@ -1,0 +1,24 @@
+"""What a user can have got wrong, told before any process is started and any file is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from colocate_grpo.config import Config
+from colocate_grpo.data import eos_ids, load_eval_set, load_prompts, load_tokenizer
+from colocate_grpo.hub import resolve_model
+from colocate_grpo.reward.builtin import load_reward
+from colocate_grpo.train.shape import read_hf_config, validate_model
+
+
+def preflight(config: Config) -> Path:
+    """Check model, data and reward of a run; returns the model directory. Raises ConfigError or DataError."""
+    model_dir = resolve_model(config.model)
+    validate_model(config, read_hf_config(model_dir))
+    load_reward(config.reward.function, config.reward.options)
+    tokenizer = load_tokenizer(model_dir)
+    eos_ids(model_dir, tokenizer)
+    train = load_prompts(config.data, tokenizer)
+    for spec in config.eval.sets:
+        load_eval_set(spec, config.data, tokenizer, train)
+    return model_dir
