@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,13 +34,13 @@ def train(path: ConfigPath, overrides: Overrides = None, replay: Annotated[
     Path | None, typer.Option(help="Train from the dumped rollouts in this directory, with no engine.")
 ] = None) -> None:  # fmt: skip
     """Start a run, or go on with it from its newest complete checkpoint."""
-    raise typer.Exit(_supervise(path, overrides, ["--replay", str(replay.resolve())] if replay else []))
+    raise typer.Exit(_supervise(path, overrides, replay=replay))
 
 
 @app.command("eval")
 def evaluate(path: ConfigPath, overrides: Overrides = None) -> None:
     """Evaluate the run's newest checkpoint, or the untouched model where there is none."""
-    raise typer.Exit(_supervise(path, overrides, ["--evaluate-only"]))
+    raise typer.Exit(_supervise(path, overrides, evaluate_only=True))
 
 
 @app.command()
@@ -207,24 +206,19 @@ def checkpoints_prune(
     raise typer.Exit(run_prune(run_dir, dry_run=dry_run))
 
 
-def _supervise(path: Path, overrides: list[str] | None, rank_arguments: Sequence[str] = ()) -> int:
-    """Check everything a user can get wrong, then drive the run with a live view of it."""
+def _supervise(
+    path: Path, overrides: list[str] | None, *, replay: Path | None = None, evaluate_only: bool = False
+) -> int:
+    """Check everything that a user can get wrong, then drive the run."""
     import logging
 
     from colocate_grpo.driver import supervise
-    from colocate_grpo.observe.console import LiveConsole
     from colocate_grpo.preflight import preflight
 
     config = _load(path, overrides)
     preflight(config)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with LiveConsole(config.run_dir) as console:
-        return supervise(
-            config,
-            command_line=sys.argv,
-            on_tick=lambda run: console.tick(),
-            rank_arguments=rank_arguments,
-        )
+    return supervise(config, command_line=sys.argv, replay=replay, evaluate_only=evaluate_only)
 
 
 def _load(path: Path, overrides: list[str] | None) -> Config:

@@ -10,7 +10,7 @@ import logging
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from colocate_grpo import processes
@@ -22,7 +22,7 @@ from colocate_grpo.observe.console import LiveConsole
 from colocate_grpo.observe.environment import environment
 from colocate_grpo.observe.events import EventLog
 from colocate_grpo.observe.metrics import MetricsLog, read_rows
-from colocate_grpo.ranks import Launch, Ranks
+from colocate_grpo.ranks import Ranks
 from colocate_grpo.run_directory import RunDirectory
 
 MAX_BACKOFF_S = 600.0

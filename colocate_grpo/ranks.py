@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import psutil
 
@@ -21,14 +20,6 @@ STACKS_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 120.0
 GRACE_S = 5.0
 STACK_MARK = "(most recent call first)"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What every rank runs: a module, and arguments besides run directory and attempt."""
-
-    entry: str
-    arguments: tuple[str, ...] = ()
 
 
 class Ranks:
