@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import psutil
@@ -22,20 +23,22 @@ def check(context: Context) -> Finding:
 
 
 def find_orphans() -> Iterator[psutil.Process]:
-    """Processes of this user with a run's tag (`run:driver pid:start time`) whose driver no longer runs."""
+    """Processes of this user with a run's tag (`run:driver pid:start time[:...]`) whose driver no longer runs."""
     for process in psutil.process_iter():
         try:
             tag = process.environ().get(RUN_ID, "")
+            if tag and not driver_runs(tag) and process.uids().real == os.getuid():
+                yield process
         except (psutil.Error, OSError):  # ended meanwhile, or another user's
             continue
-        if tag and not _driver_runs(tag):
-            yield process
 
 
-def _driver_runs(tag: str) -> bool:
-    _, _, driver = tag.partition(":")
-    pid, _, started = driver.partition(":")
+def driver_runs(tag: str) -> bool:
+    """False where the tag names a driver that is gone; a tag without a driver proves nothing."""
+    fields = tag.split(":")
+    if len(fields) < 3 or not fields[1].isdigit():
+        return True
     try:
-        return abs(psutil.Process(int(pid)).create_time() - float(started)) < 1.0
-    except (ValueError, psutil.NoSuchProcess):  # a tag without a driver, or a driver that is gone
+        return abs(psutil.Process(int(fields[1])).create_time() - float(fields[2])) < 1.0
+    except psutil.NoSuchProcess:
         return False

@@ -30,7 +30,6 @@ class MicroBatch:
     chunk: int
     recompute: bool
     kernels: Kernels
-    grad_element: int = FP32
 
     @property
     def rows(self) -> int:
@@ -61,17 +60,17 @@ class Op:
 
 def activation_peak(shape: ModelShape, batch: MicroBatch) -> int:
     """Bytes at the worst moment of forward and backward of one micro-batch, weights and gradients not counted."""
-    kept = _kept_between_layers(shape, batch)
     layer = layer_ops(shape, batch)
-    saved = sum(op.saved for op in layer)
-    inside = saved + _output(shape, batch)
-    stack = kept * shape.layers if batch.recompute else saved * shape.layers
-    ends = _tables(shape, batch) + _final_norm(shape, batch)
-    head = stack + ends + max(_head_forward(shape, batch), _head_backward(shape, batch))
-    forward = stack + _tables(shape, batch) + max(inside if batch.recompute else 0, _forward_transient(layer))
-    below = stack if batch.recompute else stack - saved
-    body = below + _tables(shape, batch) + max(backward_moments(layer))
-    return max(head, forward, body)
+    saved, wide = sum(op.saved for op in layer), _wide(shape, batch)
+    stack = shape.layers * (wide if batch.recompute else saved)
+    always = _tables(shape, batch) + _results(batch)
+    last = _norm("final", batch.rows, shape.hidden, batch, 0).saved + wide
+    head = stack + last + max(_head_forward(shape, batch), _head_backward(shape, batch))
+    # Recompute holds the layer's output and the gradient it was called with until the layer is done.
+    held = 2 * wide if batch.recompute else wide - saved
+    body = stack + held + max(backward_moments(layer))
+    forward = stack + max(op.forward_transient for op in layer) + (saved if batch.recompute else 0)
+    return always + max(head, body, forward)
 
 
 def backward_moments(ops: Sequence[Op]) -> Iterator[int]:
@@ -82,16 +81,8 @@ def backward_moments(ops: Sequence[Op]) -> Iterator[int]:
         held -= op.saved
 
 
-def _forward_transient(ops: Sequence[Op]) -> int:
-    return max(op.forward_transient for op in ops)
-
-
-def _kept_between_layers(shape: ModelShape, batch: MicroBatch) -> int:
-    """Input of a layer, which full recompute keeps."""
-    return batch.rows * shape.hidden * batch.element
-
-
-def _output(shape: ModelShape, batch: MicroBatch) -> int:
+def _wide(shape: ModelShape, batch: MicroBatch) -> int:
+    """Hidden states between layers, on this rank."""
     return batch.rows * shape.hidden * batch.element
 
 
@@ -100,64 +91,85 @@ def _tables(shape: ModelShape, batch: MicroBatch) -> int:
     return 2 * batch.padded * shape.head_dim * batch.element
 
 
-def _final_norm(shape: ModelShape, batch: MicroBatch) -> int:
-    return _norm("final", batch.rows, shape.hidden, batch).saved + _output(shape, batch)
+def _results(batch: MicroBatch) -> int:
+    """Log-prob and entropy of every token, in fp32."""
+    return 2 * batch.tokens * FP32
 
 
 def layer_ops(shape: ModelShape, batch: MicroBatch) -> list[Op]:
     """The operators of one transformer layer in forward order."""
-    e, t, s, h = batch.element, batch.padded, batch.rows, shape.hidden
-    q, k, f = query_width(shape, batch.tp), kv_width(shape, batch.tp), shape.ffn // batch.tp
-    wide, full = s * h * e, t * h * e
-    gathered = full if batch.gathers else 0
-    heads = q // shape.head_dim
-    norms = [
-        _norm("q_norm", t * heads, shape.head_dim, batch, residual=False),
-        _norm("k_norm", t * k // shape.head_dim, shape.head_dim, batch, residual=False),
-    ]
+    return [*_attention_ops(shape, batch), *_mlp_ops(shape, batch)]
+
+
+def _attention_ops(shape: ModelShape, batch: MicroBatch) -> list[Op]:
+    e, t, wide = batch.element, batch.padded, _wide(shape, batch)
+    full = t * shape.hidden * e
+    q, k = query_width(shape, batch.tp), kv_width(shape, batch.tp)
+    heads, kv_heads = q // shape.head_dim, k // shape.head_dim
+    fused, gathered = q + 2 * k, full if batch.gathers else 0
+    # What the residual stream's gradient takes while the attention branch is worked on.
     residual = wide
+    norms = [
+        _head_norm("q_norm", t * heads, shape.head_dim, batch, residual + 2 * t * k * e),
+        _head_norm("k_norm", t * kv_heads, shape.head_dim, batch, residual + t * fused * e),
+    ]
     return [
-        _norm("input_norm", s, h, batch, held=residual),
-        _linear("qkv", wide, t * (q + 2 * k) * e, full, h * (q + 2 * k) * e, gathered, residual),
+        _norm("input_norm", batch.rows, shape.hidden, batch, residual),
+        Op("qkv", wide, t * fused * e, full, shape.hidden * fused * e + gathered + residual, gathered + t * fused * e),
         *(norms if shape.qk_norm else []),
-        Op("rotary", t * (q + k) * e, t * (q + k) * e, t * (q + k) * e, 3 * t * q * e + residual),
-        Op("attention", t * (q + q + 2 * k) * e + t * heads * FP32, t * q * e, t * (q + 2 * k) * e, residual),
-        _linear("proj", 0, full, t * q * e, h * q * e, 0, residual),
-        _norm("mlp_norm", s, h, batch, held=residual),
-        _linear("fc1", wide, 2 * t * f * e, full, 2 * h * f * e, gathered, residual),
-        Op("glu", 4 * t * f * e, t * f * e, 2 * t * f * e, 2 * t * f * e + residual),
-        _linear("fc2", t * f * e, full, t * f * e, h * f * e, 0, residual),
+        Op("rotary", t * (q + k) * e, t * fused * e, t * q * e, t * q * e + residual),
+        Op("attention", t * (q + fused) * e + t * heads * FP32, t * q * e, t * fused * e, residual),
+        Op("proj", 0, gathered, t * q * e, shape.hidden * q * e + residual),
     ]
 
 
-def _norm(name: str, rows: int, width: int, batch: MicroBatch, residual: bool = True, held: int = 0) -> Op:
-    size = rows * width
+def _mlp_ops(shape: ModelShape, batch: MicroBatch) -> list[Op]:
+    e, t, wide = batch.element, batch.padded, _wide(shape, batch)
+    f, full = shape.ffn // batch.tp, t * shape.hidden * e
+    gathered = full if batch.gathers else 0
+    return [
+        _norm("mlp_norm", batch.rows, shape.hidden, batch, 0),
+        Op("fc1", wide, 2 * t * f * e, full, 2 * shape.hidden * f * e + gathered, gathered),
+        Op("glu", 4 * t * f * e, t * f * e, 2 * t * f * e),
+        Op("fc2", t * f * e, gathered, t * f * e, shape.hidden * f * e, full),
+    ]
+
+
+def _norm(name: str, rows: int, width: int, batch: MicroBatch, held: int) -> Op:
+    """A composite norm saves its input and its normalised input in fp32, and works with four such copies."""
+    size, e = rows * width, batch.element
     if batch.kernels == "fused":
-        return Op(name, size * batch.element * residual + rows * FP32, size * batch.element, size * batch.element, held)
-    copies = 2 if batch.element != FP32 else 1
-    return Op(
-        name, copies * size * FP32 + rows * FP32, size * batch.element, size * batch.element, held + 3 * size * FP32
-    )
+        return Op(name, size * e + rows * FP32, size * e, size * e, held)
+    return Op(name, 2 * size * FP32 + rows * FP32, 0, 0, held + 4 * size * FP32)
 
 
-def _linear(name: str, saved: int, incoming: int, outgoing: int, weight: int, gathered: int, held: int) -> Op:
-    return Op(name, saved, incoming, outgoing, weight + gathered + held, gathered)
+def _head_norm(name: str, rows: int, width: int, batch: MicroBatch, held: int) -> Op:
+    """Norm of queries or keys: its input is a part of the fused projection, which is kept for the values anyway."""
+    size, e = rows * width, batch.element
+    if batch.kernels == "fused":
+        return Op(name, rows * FP32, size * e, size * e, held)
+    # Keys in fp32 are normalised in place of the projection; queries are copied out of it first.
+    copies = 1 if e == FP32 and name == "k_norm" else 2
+    return Op(name, copies * size * FP32 + rows * FP32, size * e, 0, held + 3 * size * FP32)
 
 
 def _head_forward(shape: ModelShape, batch: MicroBatch) -> int:
     """The fused log-prob, forward: logits of one chunk and what is left of the one before."""
     chunk, cells = _chunk_cells(shape, batch)
-    copies = (2 * FP32 + batch.element) if batch.tokens > chunk else 2 * FP32
+    cast = batch.element if batch.element != FP32 else 0
+    copies = 2 * FP32 + (cast if batch.tokens > chunk else 0)
     return cells * copies + chunk * shape.hidden * batch.element + _gathered_hidden(shape, batch)
 
 
 def _head_backward(shape: ModelShape, batch: MicroBatch) -> int:
+    """Its backward: log-probs and probabilities of a chunk, or the weight's gradient of it before it is added."""
     chunk, cells = _chunk_cells(shape, batch)
-    e, hidden = batch.element, batch.padded * shape.hidden
+    e, several = batch.element, batch.tokens > chunk
     weight = shape.padded_vocab(batch.tp) // batch.tp * shape.hidden
-    product = cells * (FP32 + e) + weight * e
-    loop = cells * (2 * FP32 + 2 * e) if batch.tokens > chunk else 2 * cells * FP32
-    return max(product, loop) + chunk * shape.hidden * e + hidden * e + _gathered_hidden(shape, batch)
+    product = cells * (FP32 + e) + weight * e if e != FP32 else cells * FP32
+    loop = cells * (2 * FP32 + ((2 * e if e != FP32 else FP32) if several else 0))
+    gradient = batch.padded * shape.hidden * e
+    return max(product, loop) + chunk * shape.hidden * e + gradient + _gathered_hidden(shape, batch)
 
 
 def _chunk_cells(shape: ModelShape, batch: MicroBatch) -> tuple[int, int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.plan.disk import DiskPlan, HostPlan, plan_disk, plan_host
-from colocate_grpo.plan.hardware import GIB, RTX_4090, Assumptions, Card
-from colocate_grpo.plan.memory import MemoryPlan, plan_memory
+from colocate_grpo.plan.hardware import GIB, RTX_4090, Assumptions, Card, runs_on_gpu
+from colocate_grpo.plan.memory import MemoryPlan, micro_batch, plan_memory
 from colocate_grpo.plan.model_shape import read_model_config
+from colocate_grpo.plan.timing import TimePlan, plan_time
 from colocate_grpo.train.shape import ModelShape, validate_model
 
 
@@ -24,10 +27,20 @@ class Plan:
     memory: MemoryPlan
     host: HostPlan
     disk: DiskPlan
+    time: TimePlan | None
 
     @property
     def fits(self) -> bool:
-        return not self.memory.problems()
+        return not self.problems()
+
+    @property
+    def largest_microbatch(self) -> int:
+        """Tokens of the micro-batch that sets the activation peak."""
+        return micro_batch(self.config).tokens
+
+    def problems(self) -> list[str]:
+        """One sentence for each thing that does not fit."""
+        return self.memory.problems()
 
 
 def make_plan(config: Config, assumed: Assumptions | None = None) -> Plan:
@@ -37,13 +50,22 @@ def make_plan(config: Config, assumed: Assumptions | None = None) -> Plan:
 
 
 def plan_shape(shape: ModelShape, config: Config, assumed: Assumptions) -> Plan:
+    """Plan a model whose shape is known."""
     check_layout(shape, config)
-    memory_gib = config.memory.gpu_gib or RTX_4090.memory_gib
-    memory = plan_memory(shape, config, int(memory_gib * GIB), assumed)
-    tokens = config.rollout.prompts_per_step * config.rollout.group_size * config.rollout.max_new_tokens
-    return Plan(
-        config, shape, RTX_4090, memory, plan_host(config, memory.trainer, assumed), plan_disk(shape, config, tokens)
-    )
+    card = RTX_4090
+    memory = plan_memory(shape, config, _budget(config), assumed)
+    time = plan_time(shape, config, memory.kv, card, assumed)
+    batch = config.rollout.prompts_per_step * config.rollout.group_size
+    tokens = time.tokens if time else batch * config.rollout.max_new_tokens
+    disk, host = plan_disk(shape, config, tokens), plan_host(config, memory.trainer, assumed)
+    return Plan(config, shape, card, memory, host, disk, time)
+
+
+def _budget(config: Config) -> int:
+    """Bytes of a card; on the CPU a rank's share of the machine's memory."""
+    if runs_on_gpu(config):
+        return int((config.memory.gpu_gib or RTX_4090.memory_gib) * GIB)
+    return psutil.virtual_memory().total // config.parallel.world_size
 
 
 def check_layout(shape: ModelShape, config: Config) -> None:
@@ -53,7 +75,7 @@ def check_layout(shape: ModelShape, config: Config) -> None:
         raise ConfigError(
             f"rollout.tp: {tp} does not divide the model's {shape.heads} heads ({shape.kv_heads} KV heads)"
         )
-    if config.rollout.engine == "sglang" and config.rollout.engines * tp > cards:
+    if runs_on_gpu(config) and config.rollout.engine == "sglang" and config.rollout.engines * tp > cards:
         raise ConfigError(
             f"rollout.engines: {config.rollout.engines} engines of TP {tp} need {config.rollout.engines * tp} cards, "
             f"the trainer has {cards} (parallel.tp x parallel.dp)"
@@ -66,7 +88,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "model": {"family": plan.shape.family, "parameters": plan.shape.parameters},
         "fits": plan.fits,
-        "problems": memory.problems(),
+        "problems": plan.problems(),
         "card_bytes": memory.budget,
         "phases": {phase: dict(rows) | {"total": memory.total(phase)} for phase, rows in memory.table.items()},
         "kv": {"bytes_per_token": memory.kv.bytes_per_token, "tokens": memory.kv.tokens,
@@ -75,4 +97,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
                  "total": plan.host.total},
         "disk": {"checkpoint": plan.disk.checkpoint, "live": plan.disk.live, "export": plan.disk.export,
                  "dumps": plan.disk.dumps, "total": plan.disk.total},
+        "seconds": _times(plan.time) if plan.time else None,
     }  # fmt: skip
+
+
+def _times(time: TimePlan) -> dict[str, float]:
+    names = ("rollout", "bandwidth_floor", "tokens", "training", "push", "sleep_wake", "save", "evaluation", "step")
+    return {name: getattr(time, name) for name in names} | {"iterations": time.outcome.iterations}

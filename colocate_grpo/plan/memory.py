@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from colocate_grpo.config import Config
 from colocate_grpo.plan.activations import MicroBatch, activation_peak
-from colocate_grpo.plan.hardware import GIB, MIB, Assumptions
+from colocate_grpo.plan.hardware import GIB, MIB, Assumptions, runs_on_gpu
 from colocate_grpo.plan.model_shape import engine_parameters, kv_bytes_per_token, rank_tensors
 from colocate_grpo.train.shape import ModelShape
 
@@ -107,7 +107,7 @@ def trainer_bytes(shape: ModelShape, config: Config) -> TrainerBytes:
     if config.train.optimizer.kind == "sr_adamw":
         return TrainerBytes(elements * 2, elements * 2, share * 2 * 2, 0)
     masters = 0 if element == 4 else 4
-    return TrainerBytes(elements * element, elements * 4, share * (8 + masters), share * 4)
+    return TrainerBytes(elements * element, elements * 4, share * (8 + masters), 0)
 
 
 def engine_element(config: Config) -> int:
@@ -127,7 +127,7 @@ def micro_batch(config: Config) -> MicroBatch:
         element=ELEMENT[config.model.dtype],
         chunk=config.train.logprob_chunk,
         recompute=config.train.recompute,
-        kernels="fused",
+        kernels="fused" if runs_on_gpu(config) else "composite",
     )
 
 
@@ -168,6 +168,9 @@ def _fragmentation(temporary: int, assumed: Assumptions) -> int:
 
 
 def _overheads(config: Config, assumed: Assumptions) -> dict[str, int]:
+    """Bytes that no owner can put to sleep: all of them are CUDA's and NCCL's."""
+    if not runs_on_gpu(config):
+        return {"contexts": 0, "nccl": 0, "nccl_asleep": 0, "residue": 0}
     processes = 2 if config.rollout.engine == "sglang" else 1
     nccl = _bytes(assumed.trainer_nccl_gib) if config.parallel.world_size > 1 else 0
     return {
@@ -180,6 +183,8 @@ def _overheads(config: Config, assumed: Assumptions) -> dict[str, int]:
 
 def _engine_rows(shape: ModelShape, config: Config, assumed: Assumptions) -> dict[str, int]:
     weights = engine_parameters(shape, config.rollout.tp) * engine_element(config)
+    if not runs_on_gpu(config):
+        return {"engine_weights": weights, "cuda_graphs": 0, "workspace": 0}
     nccl = _bytes(assumed.engine_nccl_gib) if config.rollout.tp > 1 else 0
     graphs = 0 if config.rollout.engine == "embedded" or no_cuda_graphs(config) else _bytes(assumed.cuda_graphs_gib)
     return {"engine_weights": weights, "cuda_graphs": graphs, "workspace": nccl + _bytes(assumed.engine_workspace_gib)}
