@@ -38,7 +38,7 @@ class Run:
         self.drivers: list[subprocess.Popen[bytes]] = []
 
     def configure(self, faults: dict[int, dict[str, Any]] | None = None, **sections: Any) -> None:
-        run = {"dir": str(self.dir), "steps": 6, "backoff": 0.1, "hang_timeout": 5, "start_timeout": 60}
+        run = {"dir": str(self.dir), "steps": 6, "backoff": 0.1, "hang_timeout": 120, "start_timeout": 120}
         values: dict[str, Any] = {
             "run": {**run, **sections.pop("run", {})},
             "model": {"path": "none"},

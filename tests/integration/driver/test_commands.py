@@ -81,7 +81,7 @@ def rolled_back(run: Run) -> None:
 
 
 def test_stop_ends_what_a_killed_driver_and_its_guard_left(run: Run) -> None:
-    run.configure({1: {"kind": "hang", "step": 1}}, run={"hang_timeout": 300})
+    run.configure({1: {"kind": "hang", "step": 1}})
     driver = run.start()
     run.wait_for_step(1)
     [guard] = [p for p in psutil.Process(driver.pid).children() if "colocate_grpo.processes" in p.cmdline()]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_killed_raising_and_hanging_ranks_are_retried_and_the_run_finishes(run: Run) -> None:
     faults = {1: {"kind": "kill", "step": 2}, 2: {"kind": "raise", "step": 4}, 3: {"kind": "hang", "step": 5}}
-    run.configure(faults, parallel={"dp": 2})
+    run.configure(faults, parallel={"dp": 2}, run={"hang_timeout": 5})
     assert run.finish() == 0, run.output()
     assert run.outcomes() == ["crash", "crash", "hang", "finished"]
     messages = [event["message"] for event in run.events("attempt_end")]
@@ -76,7 +76,7 @@ def test_one_signal_stops_cleanly_and_the_same_command_goes_on(run: Run) -> None
 
 
 def test_a_second_signal_leaves_at_once(run: Run) -> None:
-    run.configure({1: {"kind": "hang", "step": 3}}, run={"hang_timeout": 300})
+    run.configure({1: {"kind": "hang", "step": 3}})
     driver = run.start()
     run.wait_for_step(3)
     driver.send_signal(signal.SIGINT)
@@ -87,7 +87,7 @@ def test_a_second_signal_leaves_at_once(run: Run) -> None:
 
 
 def test_a_killed_driver_takes_everything_with_it_and_the_same_command_resumes(run: Run) -> None:
-    run.configure({1: {"kind": "hang", "step": 3}}, run={"hang_timeout": 300})
+    run.configure({1: {"kind": "hang", "step": 3}})
     driver = run.start()
     run.wait_for_step(3)
     assert len(run.living()) >= 3
