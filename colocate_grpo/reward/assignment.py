@@ -25,7 +25,7 @@ def assigned(node: Node) -> tuple[Node | None, Node]:
     if node.op != "rel":
         return None, node
     ops, members = node.args[0], node.args[1:]
-    if ops in (("in",), ("==",)):
+    if is_membership(node) or (ops == ("==",) and members[0].op == "sym"):
         return members[0], members[1]
     if set(ops) != {"="} or not _consistent(members[1:]):
         return None, node
@@ -36,6 +36,14 @@ def assigned(node: Node) -> tuple[Node | None, Node]:
     if len(members) == 2 and value.op == "sym" and not symbols(members[0]):
         return value, members[0]
     return None, node
+
+
+def is_membership(node: Node) -> bool:
+    """`x \\in S`, which says no more than `S`; `1 + x \\in S` says something else."""
+    if node.op != "rel" or node.args[0] != ("in",):
+        return False
+    left = node.args[1]
+    return left.op == "sym" or (left.op == "tuple" and all(part.op == "sym" for part in left.args[2:]))
 
 
 def _consistent(values: tuple[Node, ...]) -> bool:

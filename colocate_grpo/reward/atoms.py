@@ -314,5 +314,3 @@ class AtomParser(ExpressionParser):
         if name not in _MATRICES:
             raise ParseError(f"environment {name}")
         return Node("matrix", (len(rows), len(rows[0]), *cells))
-
-

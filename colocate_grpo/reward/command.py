@@ -153,7 +153,9 @@ def _print_agreement(labelled: list[tuple[_Row, Verdict]], console: Console) -> 
     console.print(f"agreement {100 * agreed / len(labelled):.2f} % ({agreed} of {len(labelled)})")
     wrong = [(row, verdict) for row, verdict in labelled if row.data["expected"] != (verdict.score == 1.0)]
     for row, verdict in wrong[:MAX_LISTED]:
-        console.print(f"line {row.line}: expected {row.data['expected']}, {verdict.reason}: {_shown(row)}", markup=False)
+        console.print(
+            f"line {row.line}: expected {row.data['expected']}, {verdict.reason}: {_shown(row)}", markup=False
+        )
 
 
 def _print_bad_golds(rows: list[_Row], verdicts: list[Verdict], console: Console) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from colocate_grpo.reward import realset
-from colocate_grpo.reward.assignment import assigned, compatible_names, drop_approximations
+from colocate_grpo.reward.assignment import assigned, compatible_names, drop_approximations, is_membership
 from colocate_grpo.reward.equal import constant_ratio
 from colocate_grpo.reward.evaluate import Undecided
 from colocate_grpo.reward.node import INFINITY, Node, has, neg, plus_minus
@@ -65,7 +65,7 @@ def _is_inequality(node: Node) -> bool:
 
 def _as_set(node: Node) -> Node:
     """A set as it may be written: `x \\in S`, or inequalities joined by `and` / `or`."""
-    if node.op == "rel" and node.args[0] == ("in",):
+    if is_membership(node):
         return _as_set(node.args[2])
     if node.op == "list" and _lists_sets(node):
         op = "union" if "or" in node.args[0] else "intersection" if _is_inequality(node.args[1]) else "union"
@@ -85,7 +85,7 @@ def _lists_sets(node: Node) -> bool:
 def _set_like(node: Node) -> bool:
     node = _as_set(node)
     if node.op == "tuple":
-        return len(node.args) == 4 and (node.args[:2] != ("(", ")") or has(node, "const") and _unbounded(node))
+        return len(node.args) == 4 and (node.args[:2] != ("(", ")") or (has(node, "const") and _unbounded(node)))
     return node.op in _SET_OPS or _is_inequality(node)
 
 
@@ -114,7 +114,7 @@ def items_of(node: Node) -> list[Item]:
     """The values that an answer lists, with their names, plus-minus expanded."""
     if node.op == "list":
         return [item for part in node.args[1:] for item in items_of(part)]
-    if node.op == "rel" and node.args[0] == ("in",) and node.args[2].op == "set":
+    if is_membership(node) and node.args[2].op == "set":
         return items_of(node.args[2])
     name, value = assigned(node)
     if value.op == "list":

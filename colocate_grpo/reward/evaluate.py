@@ -13,7 +13,7 @@ from typing import Any
 
 import mpmath
 
-from colocate_grpo.reward.node import Node
+from colocate_grpo.reward.node import INFINITY, Node, neg
 
 MAX_EXACT_BITS = 60_000
 MAX_EXPONENT = 1 << 44
@@ -50,7 +50,8 @@ class Evaluator:
     """Values of trees at one point and one precision (bits).
 
     `high` is the largest binary magnitude in a sum and `spread` the widest range of magnitudes in one sum:
-    they say whether the precision was enough. With `real`, a step that leaves the real numbers has no value. `rounded` is set when an exact number was too large to stay exact.
+    they say whether the precision was enough. `rounded` is set when an exact number was too large to stay exact.
+    With `real`, a step that leaves the real numbers has no value.
     """
 
     def __init__(self, point: dict[str, Number], bits: int, real: bool = False) -> None:
@@ -205,6 +206,8 @@ class Evaluator:
 
     def series(self, kind: str) -> Callable[..., Number]:
         def total(body: Node, name: str, low: Node, high: Node) -> Number:
+            if INFINITY in (low, high) or neg(INFINITY) in (low, high):
+                raise Undecided("infinite series")
             first, last = self.value(low), self.value(high)
             if not (is_exact(first) and is_exact(last)) or last - first > MAX_TERMS:
                 raise Undecided("bounds of a series")

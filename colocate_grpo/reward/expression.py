@@ -5,23 +5,47 @@ from __future__ import annotations
 from fractions import Fraction
 
 from colocate_grpo.reward.node import TEN, Node, neg, num
-from colocate_grpo.reward.tokens import END, ParseError, Token
+from colocate_grpo.reward.tokens import END, ParseError, Token, words
 
 MAX_DEPTH = 40
 MAX_DIGITS = 20_000
 
-_GREEK = set(
+_GREEK = words(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau"
-    " upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar nabla".split()
+    " upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar nabla"
 )
-_FUNCTIONS = set(
+_FUNCTIONS = words(
     "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth log ln lg exp det gcd lcm max min"
-    " asin acos atan abs floor ceil sgn arg Re Im deg".split()
+    " asin acos atan abs floor ceil sgn arg Re Im deg"
 )
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+_BASES |= {"ten": "10", "twelve": "12", "sixteen": "16"}
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _MULTIPLY = {"cdot", "times", "ast", "cdotp", "bullet"}
-_ENDS_FACTOR = {")", "]", "}", ",", ";", "=", "<", ">", "+", "-", "|", ":", "&", "\\\\", "\\}", "*", "/", "^", "!", "?", "'"}
+_ENDS_FACTOR = {
+    ")",
+    "]",
+    "}",
+    ",",
+    ";",
+    "=",
+    "<",
+    ">",
+    "+",
+    "-",
+    "|",
+    ":",
+    "&",
+    "\\\\",
+    "\\}",
+    "*",
+    "/",
+    "^",
+    "!",
+    "?",
+    "'",
+}
 _ENDS_FACTOR |= {"\\|", "_", ".", "**", "%", "\\%", "\\&", "\\#", "\\_", "\\$", "$"}
 _ATOM_COMMANDS = {"frac", "sqrt", "binom", "choose", "infty", "pi", "overline", "lfloor", "lceil", "langle", "begin"}
 _ATOM_COMMANDS |= {"sum", "prod", "int", "lim", "mathbb", "emptyset", "varnothing", "ldots", "dots", "cdots", "angle"}
@@ -141,9 +165,8 @@ class ExpressionParser:
             if previous.kind == "num" and self.peek().text == "/" and self.peek(2).kind == "num":
                 self._mixed(factors, self._plain_fraction())
                 return
-            if previous.kind == "num" or not previous.text.isalnum():
-                if previous.kind == "num" or previous.text not in (")", "}", "]", "|", "!"):
-                    raise ParseError("two numbers in a row")
+            if previous.kind == "num" or not (previous.text.isalnum() or previous.text in (")", "}", "]", "|", "!")):
+                raise ParseError("two numbers in a row")
         whole = previous.kind == "num" and previous.text.isdigit() and self.is_cmd("frac")
         node = self.factor()
         if whole and self._is_literal_fraction(node) and factors[-1].op == "num":
@@ -310,20 +333,17 @@ class ExpressionParser:
             raise ParseError(f"base {base[:10]}")
         return Node("based", (digits, int(base)))
 
-    _WORDS = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
-    _WORDS |= {"ten": "10", "twelve": "12", "sixteen": "16"}
-
     def subscript(self) -> str:
         """Text of a subscript: one token, or a brace group of at most 12 tokens."""
         if not self.accept("{"):
             token = self.next()
-            return self._WORDS.get(token.text, token.text)
+            return _BASES.get(token.text, token.text)
         parts = []
         level = 1
         while level:
             token = self.next()
             level += (token.text == "{") - (token.text == "}")
-            parts.append(self._WORDS.get(token.text, token.text))
+            parts.append(_BASES.get(token.text, token.text))
             if token.kind == "end" or len(parts) > 12:
                 raise ParseError("subscript")
         return "".join(parts[:-1])
@@ -339,5 +359,3 @@ def _integer(digits: str) -> int:
         return int(digits or "0")
     half = len(digits) // 2
     return _integer(digits[:-half]) * 10**half + _integer(digits[-half:])
-
-

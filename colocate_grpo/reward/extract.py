@@ -54,15 +54,16 @@ def last_box(text: str) -> str | None:
 
 def _last_command(text: str) -> int | None:
     """Index just after the last `\\boxed` or `\\fbox` that is a command (`\\\\boxed` is a line break and a word)."""
-    end = len(text)
+    found = {name: text.rfind(name) for name in ("\\boxed", "\\fbox")}
     while True:
-        at, name = max((text.rfind(name, 0, end), name) for name in ("\\boxed", "\\fbox"))
+        # Each name is searched only below its own last place: linear in all.
+        name, at = max(found.items(), key=lambda item: item[1])
         if at < 0:
             return None
         after = at + len(name)
         if not text[after : after + 1].isalpha() and _backslashes_before(text, at) % 2 == 0:
             return after
-        end = at
+        found[name] = text.rfind(name, 0, at)
 
 
 def _backslashes_before(text: str, at: int) -> int:

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from colocate_grpo.reward.evaluate import Evaluator, Number, Undecided, Undefined, context, is_exact
+from colocate_grpo.reward.tokens import words
 
 MAX_FACTORIAL = 3_000
 MAX_GAMMA = 10**15
@@ -147,14 +148,28 @@ def _laplace(rows: list[list[Number]]) -> Number:
 
 
 FUNCTIONS: dict[str, Callable[..., Number]] = {
-    **{name: _analytic(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")},
-    **{"arcsin": _analytic("asin"), "arccos": _analytic("acos"), "arctan": _analytic("atan")},
-    **{"arccot": _analytic("acot"), "exp": lambda self, x: self.power(+context.e, x) if x else 1},
-    **{"log": _logarithm, "ln": _logarithm, "lg": lambda self, x: _logarithm(self, x, 10)},
-    **{"root": _root, "factorial": _factorial, "binom": _binomial, "abs": _absolute, "determinant": _determinant},
-    **{"floor": _rounding(math.floor, context.floor), "ceil": _rounding(math.ceil, context.ceil)},
-    **{"gcd": _whole("gcd", math.gcd), "lcm": _whole("lcm", math.lcm), "max": _extreme(max), "min": _extreme(min)},
-    **{"Re": lambda self, x: context.re(x), "Im": lambda self, x: context.im(x), "arg": lambda self, x: context.arg(x)},
-    **{"sgn": lambda self, x: context.sign(x)},
+    **{name: _analytic(name) for name in words("sin cos tan cot sec csc sinh cosh tanh coth")},
+    "arcsin": _analytic("asin"),
+    "arccos": _analytic("acos"),
+    "arctan": _analytic("atan"),
+    "arccot": _analytic("acot"),
+    "exp": lambda self, x: self.power(+context.e, x) if x else 1,
+    "log": _logarithm,
+    "ln": _logarithm,
+    "lg": lambda self, x: _logarithm(self, x, 10),
+    "root": _root,
+    "factorial": _factorial,
+    "binom": _binomial,
+    "abs": _absolute,
+    "determinant": _determinant,
+    "floor": _rounding(math.floor, context.floor),
+    "ceil": _rounding(math.ceil, context.ceil),
+    "gcd": _whole("gcd", math.gcd),
+    "lcm": _whole("lcm", math.lcm),
+    "max": _extreme(max),
+    "min": _extreme(min),
+    "Re": lambda self, x: context.re(x),
+    "Im": lambda self, x: context.im(x),
+    "arg": lambda self, x: context.arg(x),
+    "sgn": lambda self, x: context.sign(x),
 }
-

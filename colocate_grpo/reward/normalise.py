@@ -11,24 +11,95 @@ _SUPER_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
 _SUB_RUN = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 
 _SYMBOLS = {
-    **{c: "-" for c in "−–—‐‑‒―﹣－"},
-    **{c: "" for c in "\0\u200b\u200c\u200d\u2060\ufeff\u200e\u200f\u202a\u202b\u202c\u202d\u202e\ufe0e\ufe0f\u00ad"},
-    **{c: "'" for c in "′’‘ʹ"},
-    **{c: '"' for c in "“”„«»"},
-    **{c: ", " for c in "，、､"},
-    **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ", "∗": "*", "⁄": "/", "∕": "/"},
-    **{"≤": r"\le ", "≥": r"\ge ", "≦": r"\le ", "≧": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne "},
-    **{"≈": r"\approx ", "≃": r"\approx ", "≅": r"\cong ", "≡": r"\equiv ", "→": r"\to ", "∼": r"\sim "},
-    **{"±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∞": r"\infty ", "°": r"^\circ ", "∘": r"\circ "},
-    **{"∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "∉": r"\notin ", "∖": r"\setminus "},
-    **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"},
-    **{"π": r"\pi ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon "},
-    **{"θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau "},
-    **{"φ": r"\phi ", "ϕ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\sum ", "∑": r"\sum "},
-    **{"∫": r"\int ", "∏": r"\prod ", "…": r"\ldots ", "⋯": r"\ldots ", "∠": r"\angle ", "△": r"\triangle "},
-    **{"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle "},
-    **{"〈": r"\langle ", "〉": r"\rangle ", "∶": ":", "：": ":", "；": ";", "。": ".", "∧": r"\land ", "∨": r"\lor "},
-    **{"€": r"\euro ", "£": r"\pounds ", "¥": r"\yen ", "￥": r"\yen ", "¢": r"\text{ cents}", "％": "%"},
+    **dict.fromkeys("−–—‐‑‒―﹣－", "-"),
+    **dict.fromkeys("\x00\u200b\u200c\u200d\u2060\ufeff\u200e\u200f\u202a\u202b\u202c\u202d\u202e︎️\xad", ""),
+    **dict.fromkeys("′’‘ʹ", "'"),
+    **dict.fromkeys("“”„«»", '"'),
+    **dict.fromkeys("，、､", ", "),
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "∙": r"\cdot ",
+    "÷": r"\div ",
+    "∗": "*",
+    "⁄": "/",
+    "∕": "/",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≦": r"\le ",
+    "≧": r"\ge ",
+    "⩽": r"\le ",
+    "⩾": r"\ge ",
+    "≠": r"\ne ",
+    "≈": r"\approx ",
+    "≃": r"\approx ",
+    "≅": r"\cong ",
+    "≡": r"\equiv ",
+    "→": r"\to ",
+    "∼": r"\sim ",
+    "±": r"\pm ",
+    "∓": r"\mp ",
+    "√": r"\sqrt ",
+    "∛": r"\sqrt[3]",
+    "∞": r"\infty ",
+    "°": r"^\circ ",
+    "∘": r"\circ ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∅": r"\emptyset ",
+    "∈": r"\in ",
+    "∉": r"\notin ",
+    "∖": r"\setminus ",
+    "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}",
+    "ℕ": r"\mathbb{N}",
+    "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}",
+    "π": r"\pi ",
+    "α": r"\alpha ",
+    "β": r"\beta ",
+    "γ": r"\gamma ",
+    "δ": r"\delta ",
+    "ε": r"\epsilon ",
+    "θ": r"\theta ",
+    "λ": r"\lambda ",
+    "μ": r"\mu ",
+    "ρ": r"\rho ",
+    "σ": r"\sigma ",
+    "τ": r"\tau ",
+    "φ": r"\phi ",
+    "ϕ": r"\phi ",
+    "ω": r"\omega ",
+    "Δ": r"\Delta ",
+    "Ω": r"\Omega ",
+    "Σ": r"\sum ",
+    "∑": r"\sum ",
+    "∫": r"\int ",
+    "∏": r"\prod ",
+    "…": r"\ldots ",
+    "⋯": r"\ldots ",
+    "∠": r"\angle ",
+    "△": r"\triangle ",
+    "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ",
+    "⌈": r"\lceil ",
+    "⌉": r"\rceil ",
+    "⟨": r"\langle ",
+    "⟩": r"\rangle ",
+    "〈": r"\langle ",
+    "〉": r"\rangle ",
+    "∶": ":",
+    "：": ":",
+    "；": ";",
+    "。": ".",
+    "∧": r"\land ",
+    "∨": r"\lor ",
+    "€": r"\euro ",
+    "£": r"\pounds ",
+    "¥": r"\yen ",
+    "￥": r"\yen ",
+    "¢": r"\text{ cents}",
+    "％": "%",
 }
 _TABLE = str.maketrans(_SYMBOLS)
 
@@ -38,7 +109,8 @@ _DROPPED = (
     "|scriptstyle|scriptscriptstyle|limits|nolimits|strut|hfill|rm|bf|it|boldmath|normalsize|large|Large|tiny|small"
 )
 _COMMAND = re.compile(
-    rf"\\\\|\\(?:left|right)(?![a-zA-Z])\.?|\\(?:{_DROPPED})(?![a-zA-Z])|\\[,;:> !/]|~|\\(?:qquad|quad|enspace|thinspace|nobreak)(?![a-zA-Z])"
+    rf"\\\\|\\(?:left|right)(?![a-zA-Z])\.?|\\(?:{_DROPPED})(?![a-zA-Z])|\\[,;:> !/]|~"
+    r"|\\(?:qquad|quad|enspace|thinspace|nobreak)(?![a-zA-Z])"
     r"|\\[dtc]frac(?![a-zA-Z])|\\[dt]binom(?![a-zA-Z])|\\(?:leqslant|leq|le)(?![a-zA-Z])"
     r"|\\(?:geqslant|geq|ge)(?![a-zA-Z])|\\neq(?![a-zA-Z])"
 )
@@ -124,7 +196,8 @@ def _wraps(text: str, opening: str, closing: str) -> bool:
         return False
     if opening == "{":
         return _closes_at_end(text, 0)
-    return closing not in text[len(opening) : len(text) - len(closing)]
+    inner = text[len(opening) : len(text) - len(closing)]
+    return closing not in (inner.replace("\\$", "") if closing[0] == "$" else inner)
 
 
 def _closes_at_end(text: str, start: int) -> bool:

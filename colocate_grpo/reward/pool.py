@@ -82,7 +82,13 @@ class RewardPool:
     """
 
     def __init__(
-        self, function: str, options: dict[str, Any], workers: int, timeout_s: float, memory_limit_mb: int, max_chars: int
+        self,
+        function: str,
+        options: dict[str, Any],
+        workers: int,
+        timeout_s: float,
+        memory_limit_mb: int,
+        max_chars: int,
     ) -> None:
         self.workers, self.timeout_s, self.max_chars = workers, timeout_s, max_chars
         self._setup = encode({"function": function, "options": options, "memory_limit_mb": memory_limit_mb})

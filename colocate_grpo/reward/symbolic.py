@@ -12,13 +12,14 @@ from typing import Any
 
 from colocate_grpo.reward.evaluate import Undecided
 from colocate_grpo.reward.node import Node, has
+from colocate_grpo.reward.tokens import words
 
 SYMBOLIC_OPS = ("int", "sum", "prod", "lim")
 _DIGITS = 60
 _CONSTANTS = {"pi": "pi", "e": "E", "i": "I", "infty": "oo"}
 _FUNCTIONS = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "ln": "log", "ceil": "ceiling"}
 _FUNCTIONS |= {"binom": "binomial", "abs": "Abs", "max": "Max", "min": "Min", "factorial": "factorial", "root": "root"}
-_FUNCTIONS |= {name: name for name in "sin cos tan cot sec csc sinh cosh tanh coth log exp floor".split()}
+_FUNCTIONS |= {name: name for name in words("sin cos tan cot sec csc sinh cosh tanh coth log exp floor")}
 
 
 def needs_symbolic(pred: Node, gold: Node) -> bool:

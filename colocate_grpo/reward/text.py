@@ -15,15 +15,20 @@ _PHRASE = re.compile(
 _MACRO = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|mathrm|mathbf|operatorname|emph)\s*(?=\{)")
 _PUNCTUATION = re.compile(r"[.,;:?'\"(){}\[\]$]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s'.,;:?()]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2}))*\Z")
+_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _SYNONYMS = {
-    **{phrase: r"\emptyset" for phrase in ("no solution", "no solutions", "empty set", "the empty set", "none exist")},
-    **{phrase: r"\emptyset" for phrase in ("no real solution", "no real solutions", "there are no solutions")},
-    **{phrase: r"\mathbb{R}" for phrase in ("all real numbers", "all reals", "the real numbers", "real numbers")},
-    **{phrase: "undefined" for phrase in ("does not exist", "dne", "undefined", "not defined")},
-    **{phrase: r"\infty" for phrase in ("infinity", "positive infinity")},
-    **{phrase: r"-\infty" for phrase in ("negative infinity", "minus infinity")},
-    **{word: str(value) for value, word in enumerate("zero one two three four five six seven eight nine ten".split())},
-    **{"eleven": "11", "twelve": "12", "fifteen": "15", "twenty": "20", "hundred": "100"},
+    **dict.fromkeys(("no solution", "no solutions", "empty set", "the empty set", "none exist"), r"\emptyset"),
+    **dict.fromkeys(("no real solution", "no real solutions", "there are no solutions"), r"\emptyset"),
+    **dict.fromkeys(("all real numbers", "all reals", "the real numbers", "real numbers"), r"\mathbb{R}"),
+    **dict.fromkeys(("does not exist", "dne", "undefined", "not defined"), "undefined"),
+    **dict.fromkeys(("infinity", "positive infinity"), r"\infty"),
+    **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
+    **{word: str(value) for value, word in enumerate(_NUMBER_WORDS)},
+    "eleven": "11",
+    "twelve": "12",
+    "fifteen": "15",
+    "twenty": "20",
+    "hundred": "100",
 }
 
 
@@ -32,8 +37,8 @@ def drop_phrases(text: str) -> str:
     match = _PHRASE.match(text)
     if match and match.end() < len(text):
         text = (match["text"] or "") + text[match.end() :]
-    if len(text) < 60 and text[:1].isalpha() or text[:1] == "\\":
-        return _SYNONYMS.get(as_text(text), text) if len(text) < 60 else text
+    if len(text) < 60 and (text[:1].isalpha() or text[:1] == "\\"):
+        return _SYNONYMS.get(as_text(text), text)
     return text
 
 

@@ -20,6 +20,11 @@ class Token(NamedTuple):
     spaced: bool = False  # white space stands before it
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a text: how the tables of names are written down."""
+    return frozenset(text.split())
+
+
 END = Token("end", "")
 
 _TOKEN = re.compile(
@@ -34,16 +39,47 @@ _TEXT_MACROS = {"text", "mbox", "textbf", "textit", "textrm", "textnormal", "tex
 _TEXT_MACROS |= {"rm", "texttt", "textup", "emph", "textsc"}
 _PLAIN_MACROS = {"mathbf", "boldsymbol", "bm", "mathit", "mathsf", "mathtt", "mathcal", "vec", "mathfrak", "mathscr"}
 
-PLAIN_FUNCTIONS = {
-    *("sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh asin acos atan".split()),
-    *("log ln lg exp sqrt cbrt gcd lcm binom abs floor ceil frac det sgn".split()),
-}
+PLAIN_FUNCTIONS = words(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh asin acos atan"
+    " log ln lg exp sqrt cbrt gcd lcm binom abs floor ceil frac det sgn"
+)
 _PLAIN_CONSTANTS = {
-    **{"pi": "pi", "Pi": "pi", "PI": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "infty": "infty"},
-    **{"Infinity": "infty", "INFINITY": "infty", "theta": "theta", "alpha": "alpha", "beta": "beta", "cup": "cup"},
-    **{"mod": "bmod", "lambda": "lambda", "union": "cup", "times": "times"},
+    "pi": "pi",
+    "Pi": "pi",
+    "PI": "pi",
+    "infinity": "infty",
+    "inf": "infty",
+    "oo": "infty",
+    "infty": "infty",
+    "Infinity": "infty",
+    "INFINITY": "infty",
+    "theta": "theta",
+    "alpha": "alpha",
+    "beta": "beta",
+    "cup": "cup",
+    "mod": "bmod",
+    "lambda": "lambda",
+    "union": "cup",
+    "times": "times",
 }
-KEYWORDS = {"to", "am", "pm", "and", "or", "percent", "square", "sq", "cubic", "per", "if", "for", "where", "units", "unit", "base"}
+KEYWORDS = {
+    "to",
+    "am",
+    "pm",
+    "and",
+    "or",
+    "percent",
+    "square",
+    "sq",
+    "cubic",
+    "per",
+    "if",
+    "for",
+    "where",
+    "units",
+    "unit",
+    "base",
+}
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "leq": "le", "geq": "ge", "neq": "ne", "lt": "<", "gt": ">"}
 
 
@@ -123,14 +159,15 @@ def _letters(run: str, spaced: bool, out: list[Token], in_text: bool) -> None:
         out.append(Token("cmd", run, spaced))
     elif run in _PLAIN_CONSTANTS:
         out.append(Token("cmd", _PLAIN_CONSTANTS[run], spaced))
-    elif lower in KEYWORDS or (len(run) > 1 and in_text) or len(run) >= 4 or _is_unit(run, spaced, after_number):
-        out.append(Token("word", run, spaced))
-    elif in_text and run in UNITS and _after_value(out):
-        out.append(Token("word", run, spaced))
-    elif len(run) >= 2 and spaced and out and (out[-1].kind == "word" or (after_number and len(run) == 3)):
+    elif (
+        lower in KEYWORDS
+        or len(run) >= 4
+        or _is_unit(run, spaced, after_number)
+        or (_is_text(run, out) if in_text else _goes_on(run, spaced, out))
+    ):
         out.append(Token("word", run, spaced))
     else:
-        _symbols(run, spaced, after_number, out)
+        out.extend(Token("let", letter, spaced and index == 0) for index, letter in enumerate(run))
 
 
 def _is_unit(run: str, spaced: bool, after_number: bool) -> bool:
@@ -143,7 +180,13 @@ def _after_value(out: list[Token]) -> bool:
     return bool(out) and (out[-1].kind in ("num", "word") or out[-1].text in (")", "}", "]", "^", "/", "pi"))
 
 
-def _symbols(run: str, spaced: bool, after_number: bool, out: list[Token]) -> None:
-    # `1e3` is a number in scientific notation; the exponent is a token of its own.
-    for index, letter in enumerate(run):
-        out.append(Token("let", letter, spaced and index == 0))
+def _is_text(run: str, out: list[Token]) -> bool:
+    """Inside `\\text{..}` one letter is a symbol, or a unit after a value."""
+    return len(run) > 1 or (run in UNITS and _after_value(out))
+
+
+def _goes_on(run: str, spaced: bool, out: list[Token]) -> bool:
+    """`12 years old`, `7 way`: short words are text only after other words or a number."""
+    if not (spaced and out) or len(run) < 2:
+        return False
+    return out[-1].kind == "word" or (out[-1].kind == "num" and len(run) == 3)
