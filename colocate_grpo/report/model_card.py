@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from colocate_grpo.observe.metrics import EvalPoint
-from colocate_grpo.report.accuracy import Curve, curves, difference, measure
+from colocate_grpo.report.accuracy import Curve, best_step, curves, difference, measure
 from colocate_grpo.report.headline import interval_text, rate_text
 from colocate_grpo.report.markdown import ABSENT, number, text_table
-from colocate_grpo.report.record import RunRecord
+from colocate_grpo.report.record import RunRecord, load_record
 
 MADE_BY = "colocate-grpo"
 FILE_NAME = "README.md"
@@ -30,10 +29,18 @@ def write_model_card(run: RunRecord, model_dir: Path, step: int | None) -> Path 
     return path
 
 
+def write_export_card(source: Path, model_dir: Path) -> Path | None:
+    """The card of what `colocate-grpo export SOURCE MODEL_DIR` wrote; `source` is a run or one of its checkpoints."""
+    from colocate_grpo.weights.export import find_checkpoint
+
+    checkpoint, run_dir = find_checkpoint(Path(source))
+    return write_model_card(load_record(run_dir), Path(model_dir), int(checkpoint.name.removeprefix("step_")))
+
+
 def exported_models(run: RunRecord) -> list[tuple[Path, int | None]]:
     """(directory, step) of the Hugging Face directories below `hf/`."""
     directories = sorted(path.parent for path in (run.run_dir / "hf").glob("*/config.json"))
-    return [(directory, _step_of(directory)) for directory in directories]
+    return [(directory, _step_of(run, directory)) for directory in directories]
 
 
 def model_card(run: RunRecord, step: int | None) -> str:
@@ -114,11 +121,9 @@ def _base_model(run: RunRecord) -> str:
     return path if ":" in path else Path(path).name
 
 
-def _step_of(directory: Path) -> int | None:
-    """The step of an exported model, from the record of its export."""
-    for name in ("colocate_grpo.json", "export.json"):
-        record = directory / name
-        if record.is_file():
-            return json.loads(record.read_text()).get("step")
+def _step_of(run: RunRecord, directory: Path) -> int | None:
+    """The step of an exported model, by the name of its directory: `step_39`, or `best`."""
+    if directory.name == "best":
+        return best_step(run, curves(run))
     digits = directory.name.removeprefix("step_")
     return int(digits) if digits.isdigit() else None

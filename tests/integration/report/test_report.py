@@ -17,6 +17,7 @@ from run_builder import RunBuilder, eventful_run
 
 from colocate_grpo.errors import DataError
 from colocate_grpo.report.experiment import compose, write_report
+from colocate_grpo.report.model_card import write_model_card
 from colocate_grpo.report.record import load_record
 
 REFERENCE = Path(__file__).parents[3] / "reports" / "reference_8x4090.json"
@@ -216,7 +217,7 @@ def test_the_model_card_has_the_figures_of_its_step(good_run: Path) -> None:
     }
     assert f"{truth['aime']['pass@1'][0]:.1f} %" in card
     (model / "README.md").write_text("my own words")
-    write_report(good_run)
+    assert write_model_card(load_record(good_run), model, 39) is None
     assert (model / "README.md").read_text() == "my own words"
 
 
