@@ -20,13 +20,14 @@ from colocate_grpo.rollout.engine import (
     SleepTag,
 )
 from colocate_grpo.rollout.sglang_options import check_options
-from colocate_grpo.rollout.sglang_server import SGLangEngine
+from colocate_grpo.rollout.sglang_server import SglangEngine
 from colocate_grpo.rollout.sglang_weights import Bucket, ExpectedShards, flatten_bucket
+from colocate_grpo.train.parallel import pick_device
 
 log = logging.getLogger(__name__)
 
 
-class SGLangPool:
+class SglangPool:
     """RolloutEngine over `rollout.engines` servers, of which some may be lost for a while.
 
     A lost engine's requests start anew on another one. Events: `engine_lost`, `engine_restarted`.
@@ -37,18 +38,17 @@ class SGLangPool:
         config: Config,
         run_dir: Path,
         model_dir: Path,
-        device: str,
         on_event: Callable[..., Any] = lambda kind, **fields: None,
     ):
         self.config, self.on_event = config, on_event
-        key = secrets.token_urlsafe(32)
+        key, device = secrets.token_urlsafe(32), pick_device(config).type
         self.engines = [
-            SGLangEngine(config, run_dir, model_dir, device, index, key) for index in range(config.rollout.engines)
+            SglangEngine(config, run_dir, model_dir, device, index, key) for index in range(config.rollout.engines)
         ]
-        self.live: list[SGLangEngine] = []
+        self.live: list[SglangEngine] = []
         self.state = EngineState.STOPPED
         self.weight_version = -1
-        self._engine_of_group: dict[int, SGLangEngine] = {}
+        self._engine_of_group: dict[int, SglangEngine] = {}
         self._aborts = 0
         self._ending: set[asyncio.Task[None]] = set()
         self._last_loss = ""
@@ -102,7 +102,7 @@ class SGLangPool:
         self._aborts += 1
         await self._each(lambda engine: engine.abort())
 
-    def _choose(self, group: int) -> SGLangEngine:
+    def _choose(self, group: int) -> SglangEngine:
         self._need_one()
         engine = self._engine_of_group.get(group)
         if engine not in self.live:
@@ -133,7 +133,7 @@ class SGLangPool:
         await self._each(lambda engine: engine.load_views(views))
 
     async def apply_handles(self, handles: dict[str, bytes], bucket: Bucket) -> None:
-        """As `SGLangEngine.apply_handles`, for every engine. Not verified on a GPU."""
+        """As `SglangEngine.apply_handles`, for every engine. Not verified on a GPU."""
         if self._expected:
             self._expected.add(bucket)
         await self._each(lambda engine: engine.load_handles(handles))
@@ -161,7 +161,7 @@ class SGLangPool:
         assert not lost or self.state is EngineState.ASLEEP, f"engines restart asleep, not {self.state.value}"
         await asyncio.gather(*[self._restart(engine) for engine in lost])
 
-    async def _restart(self, engine: SGLangEngine) -> None:
+    async def _restart(self, engine: SglangEngine) -> None:
         try:
             await engine.start()
             await engine.sleep()
@@ -172,7 +172,7 @@ class SGLangPool:
         self.live = [e for e in self.engines if e in self.live or e is engine]
         self.on_event("engine_restarted", engine=engine.index)
 
-    def _lose(self, engine: SGLangEngine, error: EngineError) -> None:
+    def _lose(self, engine: SglangEngine, error: EngineError) -> None:
         """Take `engine` out and end its server; its other requests fail with that, and move too."""
         if engine not in self.live:
             return
@@ -184,7 +184,7 @@ class SGLangPool:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _each(self, call: Callable[[SGLangEngine], Awaitable[None]]) -> None:
+    async def _each(self, call: Callable[[SglangEngine], Awaitable[None]]) -> None:
         """`call` on every live engine at once; who fails is lost. EngineError when none is left."""
         engines = list(self.live)
         results = await asyncio.gather(*[call(e) for e in engines], return_exceptions=True)

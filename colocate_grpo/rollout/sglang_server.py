@@ -44,7 +44,7 @@ STATES: dict[frozenset[SleepTag], EngineState] = {
 }
 
 
-class SGLangEngine:
+class SglangEngine:
     """RolloutEngine over one server of `rollout.tp` workers.
 
     A hang is `rollout.token_timeout` without a token of *any* running request: a request may wait in the server's

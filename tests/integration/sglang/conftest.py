@@ -13,7 +13,7 @@ import tiny_model
 from colocate_grpo import processes
 from colocate_grpo.config import Config
 from colocate_grpo.rollout.engine import Request, Sampling
-from colocate_grpo.rollout.sglang_pool import SGLangPool
+from colocate_grpo.rollout.sglang_pool import SglangPool
 from colocate_grpo.weights.push import push
 
 TOKEN_TIMEOUT_S = 30.0
@@ -46,7 +46,7 @@ class Pool:
         self.runner = asyncio.Runner()
         self.model_dir = tiny_model.save(directory / "model")
         self.config = config(self.model_dir, **rollout)
-        self.pool = SGLangPool(self.config, directory, self.model_dir, "cpu", self._on_event)
+        self.pool = SglangPool(self.config, directory, self.model_dir, self._on_event)
         self.model = tiny_model.build(0)
 
     def run(self, work: Any) -> Any:
@@ -75,8 +75,11 @@ class Pool:
 
 
 @pytest.fixture(scope="session")
-def run_tag() -> str:
-    return f"test-{os.getpid()}"
+def run_tag(tmp_path_factory: pytest.TempPathFactory):
+    """Tag of every process of these tests; none outlives them, however they end."""
+    tag = f"test-{os.getpid()}"
+    with processes.lifeline(tag, tmp_path_factory.mktemp("guard") / "log"):
+        yield tag
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from conftest import STRANGERS, TOKEN_TIMEOUT_S, request
 
 from colocate_grpo import processes
 from colocate_grpo.rollout.engine import EngineError, EngineState
-from colocate_grpo.weights.push import verify
+from colocate_grpo.weights.push import push, verify
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +298,6 @@ def test_a_hanging_engine_is_given_up_within_the_deadline(servers):
 def test_without_any_engine_left_the_error_says_why(servers):
     servers.run(servers.pool.sleep())
     servers.run(servers.pool.wake(("weights",)))
-    from colocate_grpo.weights.push import push
-
     servers.run(push(tiny_model.Source(servers.model), [servers.pool], 4, 1))
     servers.run(servers.pool.wake())
     tasks = start_rollout(servers, [request(i, 192) for i in range(8)])

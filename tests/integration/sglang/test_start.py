@@ -12,7 +12,7 @@ from colocate_grpo.errors import ConfigError
 from colocate_grpo.rollout.engine import EngineError
 from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE, activate
 from colocate_grpo.rollout.sglang_options import check_options
-from colocate_grpo.rollout.sglang_pool import SGLangPool
+from colocate_grpo.rollout.sglang_pool import SglangPool
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_value_that_the_server_refuses_is_the_users_mistake(model_dir, tmp_pat
     monkeypatch.setenv(processes.RUN_ID, run_tag)
     bad = config(model_dir, sglang={"max_running_requests": "many"})
     with pytest.raises(ConfigError, match=r"rollout\.sglang: .*max-running-requests: invalid int value: 'many'"):
-        asyncio.run(SGLangPool(bad, tmp_path, model_dir, "cpu").start())
+        asyncio.run(SglangPool(bad, tmp_path, model_dir).start())
 
 
 def test_a_start_that_takes_too_long_ends_with_the_log_and_leaves_nothing(model_dir, tmp_path, monkeypatch, run_tag):
@@ -42,7 +42,7 @@ def test_a_start_that_takes_too_long_ends_with_the_log_and_leaves_nothing(model_
     log.write_text("what an earlier start said\n")
     slow = config(model_dir, start_timeout=2.0)
     with pytest.raises(EngineError, match=r"(?s)did not start within 2 s; the end of .*what an earlier start said"):
-        asyncio.run(SGLangPool(slow, tmp_path, model_dir, "cpu").start())
+        asyncio.run(SglangPool(slow, tmp_path, model_dir).start())
     assert processes.find(run_tag) == []
 
 
