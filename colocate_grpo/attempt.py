@@ -225,6 +225,7 @@ class Attempt:
         with self.timer("perf/sleep_wake_time"):
             self.trainer.sleep(("weights",))
             self.ledger.note("nccl", False)
+            self.ledger.enter("rollout")
             self.agree("kv_awake", lambda: self._call(lambda e: e.wake(("kv_cache",))))
         self._note_engines(weights=True, kv_cache=True)
 

@@ -49,7 +49,7 @@ class LiveConsole:
         rows = read_lines(self.run_dir / FILE_NAME).rows
         for row in rows[self._rows_shown :]:
             if line := line_of(row):
-                self.console.print(line)
+                self.console.print(line, soft_wrap=True)
         self._rows_shown = max(self._rows_shown, len(rows))
         if self.console.is_terminal:
             self._live.update(_progress(read_state(self.run_dir)), refresh=True)
