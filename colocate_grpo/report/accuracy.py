@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -147,12 +147,19 @@ def _scores(run_dir: Path, point: EvalPoint) -> Scores | None:
     path = dump_path(run_dir, point)
     if not path.exists():
         return None
+    scores = _dumped_scores(path, path.stat().st_mtime_ns)
+    agrees = bool(scores) and abs(np.mean(list(problem_means(scores).values())) - point.accuracy) < _SAME
+    return scores if agrees else None
+
+
+@lru_cache(maxsize=64)
+def _dumped_scores(path: Path, _modified_ns: int) -> Scores:
+    """Read once a report: the dumps of long answers are large."""
     scores: Scores = {}
     for t in read_trajectories(path):
         if t.score is not None:
             scores.setdefault(f"{t.prompt_id}#{t.group_id}", []).append(t.score)
-    agrees = bool(scores) and abs(np.mean(list(problem_means(scores).values())) - point.accuracy) < _SAME
-    return scores if agrees else None
+    return scores
 
 
 def _together(parts: Iterable[Scores]) -> Scores:
