@@ -30,7 +30,7 @@ OWNED = {
 }
 STREAM_INTERVAL = 16
 CPU_KV_TOKENS = 16384
-CPU_KV_REQUESTS = 64
+CPU_KV_REQUESTS = 256
 
 
 def check_options(options: dict[str, Any]) -> None:

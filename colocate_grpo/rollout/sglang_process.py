@@ -109,12 +109,13 @@ class ServerProcess:
     def _cpu_environment(self) -> dict[str, str]:
         """Each TP worker of each engine gets its share of the cores."""
         cores = sorted(os.sched_getaffinity(0))
-        binding = "|".join(str(cores[(self.index + rank) % len(cores)]) for rank in range(self.config.rollout.tp))
+        workers = self.config.rollout.tp * self.config.rollout.engines
+        binding = "|".join(str(cores[rank % len(cores)]) for rank in range(self.config.rollout.tp))
         return {
             DEVICE_VARIABLE: "cpu",
             "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "SGLANG_CPU_OMP_THREADS_BIND": binding,
+            "OMP_NUM_THREADS": str(max(1, len(cores) // workers)),
+            "SGLANG_CPU_OMP_THREADS_BIND": binding,  # SGLang wants one entry a worker, and binds only with AMX
         }
 
 
