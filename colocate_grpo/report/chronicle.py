@@ -15,7 +15,7 @@ from colocate_grpo.report.record import RunRecord, attempts
 # Regular work, told as sums.
 ROUTINE = ("save", "rotate", "eval")
 # Told elsewhere in the report, or in every row.
-HIDDEN = ("kind", "time", "attempt", "versions", "hardware", "commit")
+HIDDEN = ("kind", "time", "attempt", "versions", "hardware", "commit", "command_line")
 NAMES = {
     "attempt_start": "start",
     "attempt_end": "end of attempt",

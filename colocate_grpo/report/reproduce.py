@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ def differing(values: dict[str, Any], others: dict[str, Any]) -> list[tuple[str,
     mine, theirs = dict(flat(values)), dict(flat(others))
     keys = [key for key in {**mine, **theirs} if key not in ("run.name", "run.dir")]
     return [(key, mine.get(key), theirs.get(key)) for key in keys if mine.get(key) != theirs.get(key)]
+
+
+def portable(command_line: str) -> str:
+    """A command line without the place where this machine has the program."""
+    program, *arguments = shlex.split(command_line)
+    return shlex.join([Path(program).name, *arguments])
 
 
 def _command(run: RunRecord) -> str:

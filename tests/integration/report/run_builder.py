@@ -56,7 +56,11 @@ class RunBuilder:
 
     def start(self, kept: int = -1) -> None:
         """Begin an attempt that goes on after step `kept`."""
-        self.events.emit("attempt_start", command_line="colocate-grpo train config.yaml", **environment())
+        self.events.emit(
+            "attempt_start",
+            command_line="/somewhere/bin/colocate-grpo train config.yaml 'run.name=a b'",
+            **environment(),
+        )
         self.metrics.append("attempt", kept, {})
         if kept >= 0:
             self.events.emit("resume", step=kept, checkpoint=f"step_{kept:06d}")

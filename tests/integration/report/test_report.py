@@ -110,6 +110,11 @@ def test_the_log_tells_the_lost_engine_with_its_numbers(eventful_report: str) ->
     assert "6.2 % in step 6" in _part(eventful_report, "### Verdicts")
 
 
+def test_the_command_is_one_that_works_elsewhere(eventful_report: str) -> None:
+    assert "\ncolocate-grpo train config.yaml 'run.name=a b'\n" in _part(eventful_report, "## Reproduce")
+    assert "/somewhere" not in eventful_report
+
+
 def test_time_of_what_counts_and_of_what_was_lost(eventful_report: str) -> None:
     part = _part(eventful_report, "## Where the time went")
     # 20 counted steps of 12 s of training; 8 steps of at least 36 s were done and do not count.
