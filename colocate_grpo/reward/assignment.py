@@ -17,6 +17,8 @@ def drop_approximations(node: Node) -> Node:
         return node
     count = node.args[0].index("~")
     members = node.args[1 : count + 2]
+    if node.args[0] == ("~",) and members[0].op in ("sym", "app"):
+        return Node("rel", (("=",), *node.args[1:]))
     return members[0] if count == 0 else Node("rel", (node.args[0][:count], *members))
 
 
@@ -27,9 +29,11 @@ def assigned(node: Node) -> tuple[Node | None, Node]:
     ops, members = node.args[0], node.args[1:]
     if is_membership(node) or (ops == ("==",) and members[0].op == "sym"):
         return members[0], members[1]
+    value = members[-1]
+    if set(ops) == {"="} and all(member.op == "sym" for member in members[:-1]) and not symbols(value):
+        return members[0], value  # also `x = y = 2`
     if set(ops) != {"="} or not _consistent(members[1:]):
         return None, node
-    value = members[-1]
     if _names(members[0], value):
         return members[0], value
     # `2 = x`

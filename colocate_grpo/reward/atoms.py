@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from colocate_grpo.reward.expression import _ALIASES, _FUNCTIONS, _GREEK, _INVERSE, ExpressionParser
-from colocate_grpo.reward.node import HALF, INFINITY, ONE, Node, num
+from colocate_grpo.reward.node import HALF, INFINITY, ONE, Node, num, rebuild
 from colocate_grpo.reward.tokens import ParseError, Token
 
 _ELLIPSIS = {"ldots", "dots", "cdots", "dotsc", "dotsb", "vdots"}
@@ -53,9 +53,19 @@ class AtomParser(ExpressionParser):
         if name in _NAMED_FUNCTIONS and self.is_op("'") and self.peek().text == "(":
             self.next()
             return Node("app", (name + "'", self.group()))
+        if name in _NAMED_FUNCTIONS and self._accept_inverse():
+            return Node("app", (name + "^-1", self.group()))
         if name == "i":
             return Node("const", ("i",))
         return Node("const", ("e",)) if name == "e" else Node("sym", (name,))
+
+    def _accept_inverse(self) -> bool:
+        """`f^{-1}(x)`"""
+        ahead = [self.peek(offset).text for offset in range(6)]
+        if ahead != ["^", "{", "-", "1", "}", "("]:
+            return False
+        self.at += 5
+        return True
 
     def _subscripted(self, name: str) -> Node:
         self.next()
@@ -80,6 +90,8 @@ class AtomParser(ExpressionParser):
         inner = self.expr()
         self.bars -= 1
         self.expect(bar)
+        if inner.op == "matrix" and inner.args[0] == inner.args[1]:
+            return Node("fn", ("determinant", num(inner.args[0]), *inner.args[2:]))
         return Node("fn", ("abs", inner))
 
     def _enclosed(self, name: str, closing: str) -> Node:
@@ -256,6 +268,9 @@ class AtomParser(ExpressionParser):
         body = self.term()
         if not name or low is None or high is None:
             raise ParseError(f"{kind} without bounds")
+        if name in ("i", "e"):
+            constant, index = Node("const", (name,)), Node("sym", (name,))
+            body = rebuild(body, lambda top: index if top == constant else None)
         return Node(kind, (body, name, low, high))
 
     def _cmd_sum(self) -> Node:

@@ -212,6 +212,7 @@ def _expanded(parts: list[Node]) -> list[Node]:
 # -- one value against one value -------------------------------------------------------------------------------
 def same_one(pred: Node, gold: Node) -> bool:
     """One value of a list against another."""
+    pred, gold = _scaled(pred), _scaled(gold)
     if pred == gold:
         return True
     if pred.op == "set" and gold.op == "set":
@@ -226,6 +227,16 @@ def same_one(pred: Node, gold: Node) -> bool:
     if "rel" in (pred.op, gold.op):
         return pred.op == gold.op and _same_relations(pred, gold)
     return same_scalar(pred, gold)
+
+
+def _scaled(node: Node) -> Node:
+    """`\\frac{1}{2}` times a matrix, cell by cell."""
+    matrices = [factor for factor in node.args if factor.op == "matrix"] if node.op == "mul" else []
+    if len(matrices) != 1:
+        return node
+    scale = tuple(factor for factor in node.args if factor is not matrices[0])
+    rows, columns, *cells = matrices[0].args
+    return Node("matrix", (rows, columns, *(Node("mul", (*scale, cell)) for cell in cells)))
 
 
 def _same_sets(pred: Node, gold: Node) -> bool:

@@ -17,7 +17,7 @@ from colocate_grpo.reward.evaluate import (
 )
 from colocate_grpo.reward.node import Node, has, symbols
 
-FIRST_BITS, MAX_BITS = 192, 40_000
+FIRST_BITS, MAX_BITS = 192, 8_000
 ZERO_BITS = 4_096
 GUARD = 48  # bits of the working precision that rounding errors may eat
 _REGIONS = ((0.2, 0.9), (1.1, 3.0), (4.0, 20.0), (-2.0, -0.3), (-9.0, -3.5))
@@ -102,7 +102,7 @@ def _agree(evaluator: Evaluator, a: Number, b: Number) -> bool:
     if difference and context.mag(difference) > high - evaluator.bits + GUARD:
         return False
     _check_precision(evaluator, high - size)
-    if evaluator.rounded:
+    if evaluator.rounded and not evaluator.point:
         raise Undecided("equal as far as can be seen, but too large to be sure")
     return True
 

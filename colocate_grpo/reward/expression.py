@@ -242,7 +242,8 @@ class ExpressionParser:
 
     def _degrees(self, node: Node) -> Node:
         if self.token.text in ("C", "F") and not self._starts_factor(self.peek()):
-            self.next()
+            scale = "celsius" if self.next().text == "C" else "fahrenheit"
+            return Node("quantity", (node, ((scale, 1),)))
         return Node("deg", (node,))
 
     def _accept_circle(self) -> bool:

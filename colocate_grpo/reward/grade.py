@@ -20,6 +20,7 @@ from colocate_grpo.reward.tokens import ParseError
 from colocate_grpo.trajectory import Verdict
 
 MAX_ANSWER_CHARS = 200_000
+_QUALIFIER = re.compile(r"(?<=\S)\s*,?\s*\\text\{\s*,?\s*(?:for|where|with)\b")
 MIN_ROUNDED_DIGITS = 12  # a decimal with this many digits may stand for a fraction that does not end
 
 CORRECT, WRONG = Verdict(1.0, "correct"), Verdict(0.0, "wrong")
@@ -170,9 +171,12 @@ def _pairs(given: list[Node], wanted: list[Node]) -> list[tuple[Node, Node]]:
 
 
 def _readings(text: str) -> list[Node]:
-    """Trees of an answer: `1,234` is a number, and failing that a list."""
-    joined = join_thousands(text)
-    return [tree for reading in dict.fromkeys((joined, text)) if (tree := _tree(reading)) is not None]
+    """Trees of an answer: `1,234` is a number, and failing that a list; `2n \\text{ for all } n` is `2n`."""
+    readings = dict.fromkeys((join_thousands(text), text))
+    trees = [tree for reading in readings if (tree := _tree(reading)) is not None]
+    if not trees and (match := _QUALIFIER.search(text)):
+        return _readings(text[: match.start()].rstrip(" ,;"))
+    return trees
 
 
 def _tree(text: str) -> Node | None:

@@ -15,7 +15,10 @@ _SYMBOLS = {
     **dict.fromkeys("\x00\u200b\u200c\u200d\u2060\ufeff\u200e\u200f\u202a\u202b\u202c\u202d\u202e︎️\xad", ""),
     **dict.fromkeys("′’‘ʹ", "'"),
     **dict.fromkeys("“”„«»", '"'),
-    **dict.fromkeys("，、､", ", "),
+    **dict.fromkeys("、､", ", "),
+    "，": ",",
+    "✓": "",
+    "º": r"^\circ ",
     "×": r"\times ",
     "·": r"\cdot ",
     "⋅": r"\cdot ",
@@ -106,7 +109,7 @@ _TABLE = str.maketrans(_SYMBOLS)
 _SPACING = {"\\,", "\\;", "\\:", "\\>", "\\ ", "~", "\\quad", "\\qquad", "\\enspace", "\\thinspace", "\\/", "\\nobreak"}
 _DROPPED = (
     "middle|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|bigg|Bigg|big|Big|displaystyle|textstyle"
-    "|scriptstyle|scriptscriptstyle|limits|nolimits|strut|hfill|rm|bf|it|boldmath|normalsize|large|Large|tiny|small"
+    "|scriptstyle|scriptscriptstyle|limits|nolimits|strut|checkmark|hfill|rm|bf|it|boldmath|normalsize|large|Large|tiny|small"
 )
 _COMMAND = re.compile(
     rf"\\\\|\\(?:left|right)(?![a-zA-Z])\.?|\\(?:{_DROPPED})(?![a-zA-Z])|\\[,;:> !/]|~"
@@ -122,11 +125,13 @@ _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\,)\s*(?:\\!)?\s*(?=[0-9]{3}
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.,/^_ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")
 _COMMA_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}")
+_COLOR = re.compile(r"\\(?:text)?color\{[^{}]*\}")
 _CLOCK = re.compile(r"(?<=[0-9{ ])([apAP])\.\s?[mM]\.?(?![a-zA-Z])")
 _TEX_COMMENT = re.compile(r"^%[^\n]*\n", re.MULTILINE)
 _SPACES = re.compile(r"(?<![0-9])\s+|\s+(?![0-9.])")
 _TRAILING = ".,;:。 \t\r\n"
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"), ('"', '"'))
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"), ('"', '"'), ("__", "__"), ("*", "*"))
 _MACRO_WRAPPERS = (r"\boxed{", r"\fbox{", r"\boldsymbol{", r"\mathbf{", r"\bm{", r"\displaystyle{", r"\mathit{")
 _MACRO_WRAPPERS += (r"\ensuremath{", r"\mathsf{", r"\underline{", r"\mathbin{", r"\pmb{")
 
@@ -143,8 +148,11 @@ def clean(text: str) -> str:
     if " " in text:
         text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
         text = _CLOCK.sub(r"\1m", text)
-    if "\\over" in text:
+    if "\\over" in text or "\\choose" in text:
         text = _OVER.sub(r"\\frac{\1}{\2}", text)
+        text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "color" in text:
+        text = _COLOR.sub("", text)
     return unwrap(text)
 
 

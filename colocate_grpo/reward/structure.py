@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from colocate_grpo.reward.atoms import AtomParser
 from colocate_grpo.reward.expression import MAX_DEPTH
-from colocate_grpo.reward.node import Node
-from colocate_grpo.reward.tokens import ParseError, Token, tokenize
+from colocate_grpo.reward.node import Node, num
+from colocate_grpo.reward.tokens import ParseError, Token, tokenize, words
 
 MAX_ITEMS = 4_000
 
@@ -19,7 +19,12 @@ _SEPARATORS = {"land": "and", "wedge": "and", "lor": "or", "vee": "or"}
 _CLOSING = {"(": (")", "]"), "[": ("]", ")", "["), "{": ("}",), "\\{": ("\\}", "}"), "]": ("[", "]")}
 _CHOICES = set("ABCDEFGHIJ")
 _DEGREE_WORDS = {"degree", "degrees", "deg", "度"}
-_STOP_WORDS = {"and", "or", "if", "for", "where", "with", "when", "is", "not", "mod", "to"}
+_MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# After a number these words are no unit: they change what is said.
+_STOP_WORDS = words(
+    "and or if for where with when is not mod to approximately approx maybe perhaps possibly roughly about nearly almost"
+    " plus minus times over squared cubed factorial more less fewer than least most except but either nor vs versus"
+)
 
 
 def parse_answer(text: str) -> Node:
@@ -53,6 +58,8 @@ class AnswerParser(AtomParser):
         else:
             return None
         rest = self.tokens[self.at + length :]
+        if not rest and second.text == ")":
+            return Node("choice", (letter, None))
         if not rest or (rest[0].kind == "op" and rest[0].text not in ("(", "-", "[", "{", "\\{", "$", "\\$")):
             return None
         return Node("choice", (letter, _quietly(rest)))
@@ -120,8 +127,14 @@ class AnswerParser(AtomParser):
             return Node("percent", (node,))
         if self._accept_modulus():
             return Node("cong", (node, self._modulus()))
+        if self.is_op("(") and self.peek().kind == "word":
+            return self._unit_in_brackets(node)
         if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
             return node
+        if self.token.text.lower() in _MULTIPLIERS:
+            node = Node("mul", (node, num(_MULTIPLIERS[self.next().text.lower()])))
+            if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
+                return node
         if self.is_word("percent", "百分之"):
             self.next()
             return Node("percent", (node,))
@@ -130,6 +143,12 @@ class AnswerParser(AtomParser):
         factors = self._unit_factors()
         if all(word.lower() in _DEGREE_WORDS for word, _ in factors):
             return Node("deg", (node,))
+        return Node("quantity", (node, tuple(factors)))
+
+    def _unit_in_brackets(self, node: Node) -> Node:
+        self.next()
+        factors = self._unit_factors()
+        self.expect(")")
         return Node("quantity", (node, tuple(factors)))
 
     def _base_suffix(self, node: Node) -> Node:
@@ -193,8 +212,10 @@ class AnswerParser(AtomParser):
     def _starts_factor(self, token: Token) -> bool:
         if token.text == "[" and token is self.token and self._closes_interval(self.peek()):
             return False
-        if token.text == "(" and self.peek().text in ("bmod", "mod") and token is self.token:
-            return False
+        if token.text == "(" and token is self.token:
+            after = self.peek()
+            if after.text in ("bmod", "mod") or (after.kind == "word" and len(after.text) > 1):
+                return False
         return super()._starts_factor(token)
 
     @staticmethod
@@ -210,6 +231,11 @@ class AnswerParser(AtomParser):
         if self.depth > MAX_DEPTH:
             raise ParseError("nested too deeply")
         bars, self.bars = self.bars, 0
+        if opening == "\\{" and self._skips_bound_variable():
+            node = self._conditions()
+            self.depth -= 1
+            self.bars = bars
+            return node
         items = self.items()
         closing = self.next().text
         if closing not in _CLOSING[opening]:
@@ -218,6 +244,22 @@ class AnswerParser(AtomParser):
         self.bars = bars
         # `]2, 5[` is the open interval.
         return self._grouped("(" if opening == "]" else opening, ")" if closing == "[" else closing, items)
+
+    def _skips_bound_variable(self) -> bool:
+        """`\\{x : x > 2\\}` is what its condition says."""
+        mark = self.peek()
+        if self.token.kind != "let" or not (mark.text in (":", "|") and mark.kind == "op" or mark.text == "mid"):
+            return False
+        self.at += 2
+        return True
+
+    def _conditions(self) -> Node:
+        items, separators = [self.relation()], []
+        while not self.is_op("\\}", "}"):
+            separators.append(self._separator())
+            items.append(self.relation())
+        self.next()
+        return items[0] if len(items) == 1 else Node("list", (frozenset(separators), *items))
 
     @staticmethod
     def _grouped(opening: str, closing: str, items: list[Node]) -> Node:

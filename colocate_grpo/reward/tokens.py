@@ -101,7 +101,7 @@ def _scan(text: str, out: list[Token], in_text: bool, depth: int) -> None:
         at = match.end()
         kind = match.lastgroup
         value = match[kind]  # type: ignore[index]
-        if kind == "space":
+        if kind == "space" or (in_text and value == "$"):
             spaced = True
             continue
         if kind == "cmd" and (value in _TEXT_MACROS or value in _PLAIN_MACROS):
