@@ -57,8 +57,9 @@ def _command(run: RunRecord) -> str:
     command = next((start["command_line"] for start in starts if start.get("command_line")), None)
     if command is None:
         return "The command is not recorded; this does the same:\n\n" + code("colocate-grpo train config.yaml", "bash")
-    return f"{code(command, 'bash')}\n\nor, with the resolved configuration below as `config.yaml`:\n\n" + code(
-        "colocate-grpo train config.yaml", "bash"
+    return (
+        f"{code(portable(command), 'bash')}\n\nor, with the resolved configuration below as `config.yaml`:\n\n"
+        + code("colocate-grpo train config.yaml", "bash")
     )
 
 
