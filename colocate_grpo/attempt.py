@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +18,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from colocate_grpo.checkpoint.store import rollbacks
 from colocate_grpo.config import Config
-from colocate_grpo.lead import Lead, StopRequested
+from colocate_grpo.lead import GO, GUARD_STOP, NOTHING, ROLL_BACK, SKIP, STOP, Lead, StopRequested
 from colocate_grpo.memory.ledger import Ledger
 from colocate_grpo.memory.saver import make_saver
-from colocate_grpo.observe.guards import check_rollout, check_step
 from colocate_grpo.rollout.engine import RolloutEngine
 from colocate_grpo.rollout.statistics import rollout_metrics
 from colocate_grpo.train.parallel import Parallel
@@ -30,10 +28,8 @@ from colocate_grpo.train.step import Trainer
 from colocate_grpo.trajectory import Trajectory, read_trajectories
 from colocate_grpo.weights.push import push, verify
 
-log = logging.getLogger(__name__)
 HEARTBEAT = "heartbeat"
-NOTHING = "nothing"
-EngineFactory = Callable[[Config, Path, Path, Callable[..., None]], RolloutEngine]
+EngineFactory = Callable[[Config, Path, Path, Callable[..., object]], RolloutEngine]
 
 
 class RollBack(Exception):
@@ -94,7 +90,7 @@ class Attempt:
             self.ledger.note(memory_class, True)
 
     def _resume(self) -> int:
-        path = self.agree("resume", self._newest_checkpoint)
+        path = self.agree("resume", lambda: self._lead.newest_checkpoint())
         if path == NOTHING:
             self._remember(step=-1)
             return 0
@@ -102,20 +98,10 @@ class Attempt:
         self.trainer.load(Path(path) / "megatron")
         self.version, self.saved_step = state["version"], state["step"]
         if self.lead:
-            if self.lead.sampler:
-                self.lead.sampler.restore(state["sampler"], {p.id: p for p in self.lead.prompts.rows})
-            self.lead.resume_at(state["step"], state["row"])
-            self.lead.events.emit("resume", step=state["step"], checkpoint=Path(path).name)
+            self.lead.resume(state, Path(path).name)
         self.resumed_at = state["step"] + 1
         self._remember(state["step"])
         return self.resumed_at
-
-    def _newest_checkpoint(self) -> str:
-        assert self.lead
-        checkpoint = self.lead.store.newest()
-        if not checkpoint:
-            self.lead.resume_at(-1, {})
-        return str(checkpoint.path) if checkpoint else NOTHING
 
     # -- the verbs of the loop --------------------------------------------------------------------------------
 
@@ -137,16 +123,13 @@ class Attempt:
         batch: list[Trajectory] = []
 
         def decide() -> str:
-            assert self.lead
-            if self.lead.stop_file.exists():
-                return "stop"
             try:
-                collected, metrics = self.lead.collect(step, self.version)
+                collected, metrics = self._lead.collect(step, self.version)
             except StopRequested:
-                return "stop"
+                return STOP
             batch.extend(collected.trajectories)
             self.row |= metrics
-            return self._guard_decision(check_rollout(metrics, self.config.guards.rollout))
+            return self._lead.judge_rollout(step, metrics)
 
         self._follow(self.agree(f"rollout/{step}", decide))
         return None if self._skip else batch
@@ -191,7 +174,7 @@ class Attempt:
             metrics = self.trainer.step(batch if self.lead else None, step)
         self.row |= metrics
         self.version += 1
-        self._follow(self.agree(f"step/{step}", self._step_decision))
+        self._follow(self.agree(f"step/{step}", lambda: self._lead.judge_step(step, self.row, self.resumed_at)))
 
     def save_if_due(self, step: int) -> None:
         """A failed save is told and the run goes on; a step that a guard marked is not saved."""
@@ -274,7 +257,7 @@ class Attempt:
         key = f"{self._turn}/{topic}"
         if not self.lead:
             return self._await(key)
-        decision = decide() or "go"
+        decision = decide() or GO
         self.parallel.announce(key, decision)
         return decision
 
@@ -300,33 +283,22 @@ class Attempt:
         self.ledger.require()
 
         def decide() -> str:
-            lead = self.lead
-            assert lead
-            if len(lead.evaluated(step, repeat)) == len(lead.evaluators):
-                return "go"
             try:
-                self._record_evaluation(lead, step, repeat)
+                self._lead.evaluate(step, repeat)
             except StopRequested:
-                return "stop"
-            return "go"
+                return STOP
+            return GO
 
         self._follow(self.agree(f"eval/{step}/{repeat}", decide))
 
-    def _record_evaluation(self, lead: Lead, step: int, repeat: int | None) -> None:
-        base = repeat is not None
-        row = lead.evaluate(
-            f"baseline {repeat}" if base else f"step {step}", f"baseline_{repeat}" if base else f"step_{step}"
-        )
-        extra = {"baseline": repeat, "updates": 0} if base else {"updates": step + 1}
-        lead.record("eval", step, {**row, **extra})
-        lead.events.emit("eval", step=step, **{k: v for k, v in row.items() if k.count("/") == 1}, **extra)
-        if not base:
-            lead.store.mark_evaluated(step, {k: v for k, v in row.items() if isinstance(v, float)})
+    @property
+    def _lead(self) -> Lead:
+        assert self.lead, "only global rank 0 decides"
+        return self.lead
 
     def _call(self, work: Callable[[RolloutEngine], Any]) -> None:
-        assert self.lead
-        assert self.lead.engine
-        self.lead.call(work(self.lead.engine))
+        assert self._lead.engine
+        self._lead.call(work(self._lead.engine))
 
     def _run(self, work: Any) -> Any:
         return self.lead.call(work) if self.lead else asyncio.run(work)
@@ -346,22 +318,15 @@ class Attempt:
         self.resume_state = {"step": step, "version": self.version, "sampler": sampler, "row": row}
 
     def _save(self, state: dict[str, Any]) -> None:
-        path = self.agree("save", lambda: self._begin_save(state["step"]))
+        path = self.agree("save", lambda: self._lead.begin_save(state["step"]))
         if path == NOTHING:
             return
         error = self._write_trainer(Path(path) / "megatron")
-        published = self.agree("publish", lambda: self._publish(Path(path), state, error))
+        published = self.agree("publish", lambda: self._lead.publish(Path(path), state, error))
         if published != NOTHING:
             self.saved_step = state["step"]
 
-    def _begin_save(self, step: int) -> str:
-        assert self.lead
-        try:
-            return str(self.lead.store.begin(step))
-        except OSError as error:  # no room: the run is worth more than this checkpoint
-            return self._save_failed(step, error)
-
-    def _write_trainer(self, directory: Path) -> Exception | None:
+    def _write_trainer(self, directory: Path) -> BaseException | None:
         """The error is told by rank 0; torch's checkpoint writer raises on all ranks where it fails on one."""
         try:
             self.trainer.save(directory)
@@ -369,53 +334,13 @@ class Attempt:
             return error
         return None
 
-    def _publish(self, path: Path, state: dict[str, Any], error: Exception | None) -> str:
-        assert self.lead
-        if error:
-            self.lead.store.abandon(path)
-            return self._save_failed(state["step"], error)
-        try:
-            (path / "loop.json").write_text(json.dumps(state))
-            due = self.config.eval.every and (state["step"] + 1) % self.config.eval.every == 0
-            checkpoint = self.lead.store.publish(path, {"evaluation_due": bool(due)})
-        except OSError as failure:  # a full disk, say: told loudly, and the run goes on
-            self.lead.store.abandon(path)
-            return self._save_failed(state["step"], failure)
-        self.lead.events.emit("save", step=state["step"], bytes=checkpoint.size)
-        return str(checkpoint.path)
-
-    def _save_failed(self, step: int, error: Exception) -> str:
-        assert self.lead
-        log.error("checkpoint of step %d failed, the run goes on without it: %s", step, error)
-        self.lead.events.emit("save_failed", step=step, error=str(error))
-        return NOTHING
-
-    def _step_decision(self) -> str:
-        assert self.lead
-        history = [row for _, row in sorted(self.lead.view().steps.items())]
-        return self._guard_decision(
-            check_step([*history, {**self.row, "step": self.step}], self.config.guards.step, self.resumed_at)
-        )
-
-    def _guard_decision(self, firings: list[Any]) -> str:
-        """The strongest action of the guards that fired; each is an event."""
-        assert self.lead
-        for f in firings:
-            self.lead.events.emit("guard", step=self.step, name=f.name, action=f.action, message=f.message, **f.numbers)
-            log.warning("guard %s (%s): %s", f.name, f.action, f.message)
-        ranked = ["rollback", "stop_guard", "skip"]
-        actions = {"stop": "stop_guard"}
-        fired = {actions.get(f.action, f.action): f for f in firings}
-        strongest = next((a for a in ranked if a in fired), None)
-        return f"{strongest}:{fired[strongest].message}" if strongest else "go"
-
     def _follow(self, decision: str) -> None:
         """Take the way that rank 0 announced."""
         what, _, why = decision.partition(":")
-        self._skip = what == "skip"
-        if what == "stop":
+        self._skip = what == SKIP
+        if what == STOP:
             raise StopRequested
-        if what == "stop_guard":
+        if what == GUARD_STOP:
             raise GuardStop(why)
-        if what == "rollback":
+        if what == ROLL_BACK:
             raise RollBack(why)

@@ -40,6 +40,10 @@ class Evaluator:
         self.sampling = Sampling(spec.temperature, limit, eos_ids, top_p=spec.top_p)
 
     @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
     def total(self) -> int:
         return len(self.prompts.rows) * self.spec.samples
 

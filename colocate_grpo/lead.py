@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from colocate_grpo.checkpoint.store import CheckpointStore
+from colocate_grpo.checkpoint.store import CheckpointStore, SaveError
 from colocate_grpo.config import Config
 from colocate_grpo.data import Cursor, eos_ids, load_eval_set, load_prompts, load_tokenizer
 from colocate_grpo.evaluation import EvalResult, Evaluator
 from colocate_grpo.observe.events import EventLog
+from colocate_grpo.observe.guards import Firing, check_rollout, check_step
 from colocate_grpo.observe.metrics import EvalPoint, Kind, MetricsLog, StepView, read_rows, view
 from colocate_grpo.observe.state import StateFile
 from colocate_grpo.observe.tensorboard import TensorBoardLog
@@ -25,7 +28,11 @@ from colocate_grpo.rollout.statistics import rollout_metrics
 from colocate_grpo.trajectory import write_trajectories
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 _POLL_S = 0.2
+
+# What rank 0 announces; after a colon comes the reason.
+GO, NOTHING, STOP, SKIP, GUARD_STOP, ROLL_BACK = "go", "nothing", "stop", "skip", "guard_stop", "rollback"
 
 
 class StopRequested(Exception):
@@ -84,6 +91,8 @@ class Lead:
         """A full batch and its metrics. Raises StopRequested, with the engine idle again."""
         started = time.monotonic()
         assert self.sampler
+        if self.stop_file.exists():
+            raise StopRequested
         self.state.update(step=step, phase="rollout")
         batch = self.call(self._until_stop(self.sampler.collect(step, weight_version, self._on_progress)))
         seconds = time.monotonic() - started
@@ -101,14 +110,33 @@ class Lead:
             write_trajectories(self._dump(f"step_{step}"), batch.trajectories)
         return batch, metrics
 
-    def evaluate(self, round_name: str, dump_suffix: str) -> dict[str, float | str]:
-        """All evaluation sets; one row of metrics. `round_name` keys the sampling seeds."""
+    def record(self, kind: Kind, step: int, values: dict[str, Any]) -> None:
+        """A row for metrics.jsonl, and what is derived from it."""
+        row = self.metrics.append(kind, step, values)
+        self.tensorboard.add(row)
+        if kind == "step":
+            self.state.update(step=step + 1, phase="idle", last=row)
+
+    def evaluate(self, step: int, repeat: int | None) -> None:
+        """Evaluate and record what `step` (or this repeat of the untouched model) still lacks."""
+        if len(self._evaluated(step, repeat)) < len(self.evaluators):
+            where = {"baseline": repeat, "updates": 0} if repeat is not None else {"updates": step + 1}
+            name = f"step_{step}" if repeat is None else f"baseline_{repeat}"
+            row = self._run_evaluators(name) | where
+            self.record("eval", step, row)
+            self.events.emit("eval", step=step, **{f"eval/{e.name}": row[f"eval/{e.name}"] for e in self.evaluators})
+        if repeat is None and any(c.step == step and c.awaits_evaluation for c in self.store.complete()):
+            self.store.mark_evaluated(step, {f"eval/{p.name}": p.accuracy for p in self._evaluated(step, None)})
+
+    def _run_evaluators(self, round_name: str) -> dict[str, Any]:
+        """One row for all sets; `round_name` keys the sampling seeds and names the dumps."""
         started = time.monotonic()
-        row: dict[str, float | str] = {}
+        row: dict[str, Any] = {}
         for evaluator in self.evaluators:
             self.state.update(phase="eval")
-            result: EvalResult = self.call(self._until_stop(evaluator.run(self.runner, round_name, self._on_progress)))
-            write_trajectories(self._dump(f"eval_{result.name}_{dump_suffix}"), result.trajectories)
+            work = evaluator.run(self.runner, round_name, self._on_progress)
+            result: EvalResult = self.call(self._until_stop(work))
+            write_trajectories(self._dump(f"eval_{result.name}_{round_name}"), result.trajectories)
             row |= result.row()
         return {**row, "perf/eval_time": time.monotonic() - started}
 
@@ -116,7 +144,69 @@ class Lead:
         """What counts so far in metrics.jsonl."""
         return view(read_rows(self.run_dir))
 
-    def resume_at(self, step: int, row: dict[str, Any]) -> None:
+    def newest_checkpoint(self) -> str:
+        """Path of the checkpoint to go on from, or NOTHING."""
+        checkpoint = self.store.newest()
+        if not checkpoint:
+            self._resume_at(-1, {})
+        return str(checkpoint.path) if checkpoint else NOTHING
+
+    def resume(self, state: dict[str, Any], checkpoint: str) -> None:
+        """Take up the order of the data and the records where `state` (loop.json) was saved."""
+        if self.sampler:
+            self.sampler.restore(state["sampler"], {p.id: p for p in self.prompts.rows})
+        self._resume_at(state["step"], state["row"])
+        self.events.emit("resume", step=state["step"], checkpoint=checkpoint)
+
+    def begin_save(self, step: int) -> str:
+        """Path of a temporary directory for all ranks, or NOTHING where there is no room."""
+        try:
+            return str(self.store.begin(step))
+        except SaveError as error:  # the run is worth more than this checkpoint
+            return self._save_failed(step, error)
+
+    def publish(self, path: Path, state: dict[str, Any], error: BaseException | None) -> str:
+        """Seal what all ranks have written; NOTHING where that failed (`error`: the trainer's own failure)."""
+        try:
+            if error:
+                raise SaveError(str(error))
+            (path / "loop.json").write_text(json.dumps(state))
+            every = self.config.eval.every
+            due = bool(every) and (state["step"] + 1) % every == 0
+            checkpoint = self.store.publish(path, {"evaluation_due": due})
+        except OSError as failure:  # a full disk, say: told loudly, and the run goes on
+            self.store.abandon(path)
+            return self._save_failed(state["step"], failure)
+        self.events.emit("save", step=state["step"], bytes=checkpoint.size)
+        return str(checkpoint.path)
+
+    def judge_rollout(self, step: int, metrics: dict[str, Any]) -> str:
+        """What the guards say of a batch."""
+        return self._strongest(step, check_rollout(metrics, self.config.guards.rollout))
+
+    def judge_step(self, step: int, row: dict[str, Any], resumed_at: int | None) -> str:
+        """What the guards say of an update, before anything is saved."""
+        history = [row for _, row in sorted(self.view().steps.items())]
+        return self._strongest(step, check_step([*history, {**row, "step": step}], self.config.guards.step, resumed_at))
+
+    def _strongest(self, step: int, firings: Sequence[Firing]) -> str:
+        """The strongest action of the guards that fired; each is an event."""
+        for f in firings:
+            self.events.emit("guard", step=step, name=f.name, action=f.action, message=f.message, numbers=f.numbers)
+            log.warning("guard %s (%s): %s", f.name, f.action, f.message)
+        decisions = {"rollback": ROLL_BACK, "stop": GUARD_STOP, "skip": SKIP}
+        for action, decision in decisions.items():
+            for f in firings:
+                if f.action == action:
+                    return f"{decision}:{f.name}: {f.message}"
+        return GO
+
+    def _save_failed(self, step: int, error: Exception) -> str:
+        log.error("checkpoint of step %d failed, the run goes on without it: %s", step, error)
+        self.events.emit("save_failed", step=step, error=str(error))
+        return NOTHING
+
+    def _resume_at(self, step: int, row: dict[str, Any]) -> None:
         """What came after `step` no longer counts; `row` is that of `step`, should a crash have taken it."""
         missing = step >= 0 and step not in self.view().steps
         self.metrics.append("attempt", step, {})
@@ -125,18 +215,11 @@ class Lead:
         if missing:
             self.record("step", step, row)
 
-    def evaluated(self, step: int, baseline: int | None = None) -> list[EvalPoint]:
-        """Evaluations, under today's protocols, after `step` (or the given repeat of the untouched model)."""
+    def _evaluated(self, step: int, baseline: int | None) -> list[EvalPoint]:
+        """Evaluations under today's protocols."""
         protocols = {(e.spec.name, e.protocol()) for e in self.evaluators}
         points = [p for p in self.view().evaluations if p.step == step and p.baseline == baseline]
         return [p for p in points if (p.name, p.protocol) in protocols]
-
-    def record(self, kind: Kind, step: int, values: dict[str, Any]) -> None:
-        """A row for metrics.jsonl, and what is derived from it."""
-        row = self.metrics.append(kind, step, values)
-        self.tensorboard.add(row)
-        if kind == "step":
-            self.state.update(step=step + 1, phase="idle", last=row)
 
     def _evaluators(self) -> list[Evaluator]:
         c = self.config
