@@ -28,6 +28,7 @@ class EmbeddedEngine:
 
     def __init__(self, config: Config, model_dir: Path) -> None:
         self.slots = config.rollout.slots
+        self.threads = config.run.threads * config.parallel.world_size or len(os.sched_getaffinity(0))
         self.dtype: torch.dtype = getattr(torch, config.rollout.dtype or config.model.dtype)
         self.shape = ModelShape.from_hf(read_hf_config(model_dir))
         self.hf_config = AutoConfig.from_pretrained(model_dir)
@@ -148,33 +149,37 @@ class EmbeddedEngine:
     async def _decode(self) -> None:
         """Step the batch until it is empty."""
         try:
-            with all_cores():
-                while self._batch:
-                    self._resolve(self._batch.step())
-                    await asyncio.sleep(0)
+            while self._batch:
+                with torch_threads(self.threads):
+                    ended = self._batch.step()
+                self._resolve(ended)
+                await asyncio.sleep(0)
         except Exception as error:  # whoever waits must learn of it, whatever it was
             self._fail(error)
 
     def _resolve(self, ended: Sequence[Finished]) -> None:
         for f in ended:
             completion = Completion(f.request.request_id, f.token_ids, f.logprobs, f.reason, self.weight_version)
-            self._waiting.pop(f.request.request_id).set_result(completion)
+            future = self._waiting.pop(f.request.request_id)
+            if not future.done():  # cancelled, but its caller has not run yet
+                future.set_result(completion)
 
     def _fail(self, error: Exception) -> None:
         waiting, self._waiting, self._batch = self._waiting, {}, None
         for future in waiting.values():
-            future.set_exception(EngineError(f"the embedded engine failed: {error!r}"))
+            if not future.done():
+                future.set_exception(EngineError(f"the embedded engine failed: {error!r}"))
 
 
 @contextmanager
-def all_cores() -> Iterator[None]:
-    """While the engine decodes, the trainer's ranks wait: every core is free.
+def torch_threads(count: int) -> Iterator[None]:
+    """The threads of all ranks together: the others wait while the engine decodes.
 
     A power of two: then the parts into which torch cuts an elementwise operation are whole vectors, and no element is
     computed by the scalar code of a remainder, which may round differently.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1 << (len(os.sched_getaffinity(0)).bit_length() - 1))
+    torch.set_num_threads(1 << (count.bit_length() - 1))
     try:
         yield
     finally:
