@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from colocate_grpo.observe.jsonl import Row
-from colocate_grpo.report.headline import mean_of
 from colocate_grpo.report.markdown import ABSENT, duration, number, percent, table
 from colocate_grpo.report.record import RunRecord, attempts
 
@@ -24,10 +23,6 @@ STEP_PARTS = {
 REWARD = "perf/reward_time"
 EVALUATION = "perf/eval_time"
 STEP = "perf/step_time"
-SPEEDS = {
-    "generation": "perf/rollout_tokens_per_s",
-    "training": "perf/train_tokens_per_s",
-}
 _MEMORY = re.compile(r"memory/(?P<phase>[^/]+)/(?P<kind>[a-z_]+)_gib")
 MEMORY_KINDS = {
     "allocated": "GPU allocated",
@@ -53,6 +48,8 @@ class Spent:
 def parts_of(row: Row) -> dict[str, float]:
     """Seconds of each part of one step, and what no part accounts for as `idle`."""
     parts = {name: float(row.get(metric, 0.0)) for name, metric in STEP_PARTS.items()}
+    # The pass for old log-probs happens inside the training step, and is timed there once more.
+    parts["training"] = max(0.0, parts["training"] - parts["log-probs"])
     parts["idle"] = max(0.0, float(row.get(STEP, 0.0)) - sum(parts.values()))
     return parts
 
@@ -85,7 +82,7 @@ def cost_section(run: RunRecord) -> str:
         return "## Where the time went\n\nNo finished step is recorded."
     parts = ["## Where the time went", _time_table(run), *_time_notes(run), "### Speed", _speed_table(run)]
     memory = memory_peaks(run.steps)
-    parts += ["### Memory", _memory_table(memory) if memory else "No memory figures are recorded."]
+    parts += ["### Memory", _memory_table(run, memory) if memory else "No memory figures are recorded."]
     return "\n\n".join(parts)
 
 
@@ -139,17 +136,38 @@ def _time_notes(run: RunRecord) -> Iterator[str]:
 
 
 def _speed_table(run: RunRecord) -> str:
-    rows = []
-    for name, metric in SPEEDS.items():
-        speeds = [row[metric] for row in run.steps if isinstance(row.get(metric), int | float)]
-        if speeds:
-            rows.append([name, number(mean_of(run.steps, metric)), number(min(speeds)), number(max(speeds))])
+    speeds = {
+        "generation": [row["perf/rollout_tokens_per_s"] for row in run.steps if "perf/rollout_tokens_per_s" in row],
+        "training": [speed for row in run.steps if (speed := _training_speed(row)) is not None],
+    }
+    rows = [
+        [name, number(sum(values) / len(values)), number(min(values)), number(max(values))]
+        for name, values in speeds.items()
+        if values
+    ]
     if not rows:
         return "No tokens/s are recorded."
     return table(["tokens/s", "mean of the steps", "slowest step", "fastest step"], rows)
 
 
-def _memory_table(peaks: dict[str, dict[str, float]]) -> str:
-    kinds = [kind for kind in MEMORY_KINDS if any(kind in phase for phase in peaks.values())]
-    rows = [[name, *(number(phase.get(kind)) for kind in kinds)] for name, phase in peaks.items()]
-    return table(["GiB, rank 0, highest of all steps", *(MEMORY_KINDS[kind] for kind in kinds)], rows)
+def _training_speed(row: Row) -> float | None:
+    if "perf/train_tokens_per_s" in row:
+        return float(row["perf/train_tokens_per_s"])
+    seconds = row.get("perf/actor_train_time", 0.0)
+    return row["train/tokens"] / seconds if seconds and "train/tokens" in row else None
+
+
+def _memory_table(run: RunRecord, peaks: dict[str, dict[str, float]]) -> str:
+    known = {kind for phase in peaks.values() for kind in phase}
+    # Without a GPU the other figures are the host's once more.
+    shown = [kind for kind in MEMORY_KINDS if kind in known and (kind == "host_rss" or _has_gpu(run))]
+    rows = [[name, *(number(phase.get(kind)) for kind in shown)] for name, phase in peaks.items()]
+    return table(["GiB, rank 0, highest of all steps", *(MEMORY_KINDS[kind] for kind in shown)], rows)
+
+
+def _has_gpu(run: RunRecord) -> bool:
+    """Whether the run trained on one, as far as that is recorded."""
+    if run.option("run.device") == "cpu":
+        return False
+    starts = [event["hardware"] for event in run.of_kind("attempt_start") if "hardware" in event]
+    return not starts or bool(starts[-1].get("gpus")) or run.option("run.device") == "cuda"

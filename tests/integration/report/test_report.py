@@ -117,9 +117,23 @@ def test_the_command_is_one_that_works_elsewhere(eventful_report: str) -> None:
 
 def test_time_of_what_counts_and_of_what_was_lost(eventful_report: str) -> None:
     part = _part(eventful_report, "## Where the time went")
-    # 20 counted steps of 12 s of training; 8 steps of at least 36 s were done and do not count.
-    assert "| training | 4.0 min | 12 s |" in part
+    # 20 counted steps of 12 s of training, 2 of them for log-probs; 8 steps of at least 36 s do not count.
+    assert "| training | 3.3 min | 10 s |" in part
+    assert "| log-probs | 40 s | 2 s |" in part
+    assert "| training | 1,500 | 1,500 | 1,500 |" in part
     assert re.search(r"Another (4\.[89]|5\.[01]) min went into steps", part)
+
+
+def test_memory_peaks_by_phase(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path / "run")
+    for step in range(3):
+        run.train(step, **{"memory/rollout/allocated_gib": 20.0 - step, "memory/rollout/free_gib": 3.0 - step})
+    run.write_config(run={"device": "cuda"})
+    rows = [_cells(line) for line in _part(_text(run.run_dir), "### Memory").splitlines() if line.startswith("|")]
+    assert rows[0][1:] == ["GPU allocated", "GPU free, least", "host, resident"]
+    assert rows[2:] == [["rollout", "20", "1", "7"], ["train", "18", "4", "7"]]
+    run.write_config(run={"device": "cpu"})
+    assert "GPU" not in _part(_text(run.run_dir), "### Memory")
 
 
 def test_the_reference_stands_beside_the_run_as_it_was_published(eventful_report: str) -> None:
