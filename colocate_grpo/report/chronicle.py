@@ -88,11 +88,14 @@ def _name(event: Row) -> str:
 
 
 def _saves(run: RunRecord) -> Iterator[str]:
-    steps = sorted({event["step"] for event in run.of_kind("save") if "step" in event})
-    if steps:
+    saves = run.of_kind("save")
+    if saves:
         seconds = [row["perf/save_time"] for row in run.steps if row.get("perf/save_time")]
         mean = f", {duration(sum(seconds) / len(seconds))} each on average" if seconds else ""
-        yield f"Saved after step {step_ranges(steps)} ({len(run.of_kind('save'))} saves{mean})."
+        sizes = [event["bytes"] for event in saves if "bytes" in event]
+        size = f", the last one {number(sizes[-1] / 2**20)} MiB" if sizes else ""
+        steps = sorted({event["step"] for event in saves})
+        yield f"Saved after step {step_ranges(steps)} ({len(saves)} saves{mean}{size})."
     there = run.checkpoint_steps()
     yield f"Checkpoints there now: step {step_ranges(there)}." if there else "No checkpoint is there now."
 

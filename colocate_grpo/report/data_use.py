@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from colocate_grpo.report.headline import mean_of
-from colocate_grpo.report.markdown import number, percent, table, text_table
+from colocate_grpo.report.markdown import number, percent, step_ranges, table, text_table
 from colocate_grpo.report.record import RunRecord
 
 FACTS = {
@@ -97,6 +97,9 @@ def _failures(run: RunRecord) -> Iterator[str]:
     lost = sum(point.values.get("failed", 0.0) for point in run.evaluations)
     if lost:
         yield f"In evaluations it failed {number(lost)} answers, which were left out of their problems."
+    skipped = [row["step"] for row in run.steps if row.get("train/skipped")]
+    if skipped:
+        yield f"An update was left out in step {step_ranges(skipped)}: the batch was spoilt or the step not finite."
     zero = mean_of(run.steps, "rollout/zero_variance_ratio")
     if zero is not None:
         yield f"On average {percent(zero)} of the groups had equal rewards and therefore no gradient."

@@ -144,12 +144,12 @@ def eventful_run(run_dir: Path) -> Path:
     run.start()
     run.baselines()
     for step in range(10):
-        run.train(step, **{"rollout/failed_ratio": 0.0625 if step == 6 else 0.0})
+        run.train(step, **{"rollout/failed_ratio": 0.0625 if step == 6 else 0.0, "train/skipped": float(step == 2)})
         if step == 6:
             run.events.emit("engine_lost", engine=1, reason="no token for 300 s", requests=12)
             run.events.emit("engine_restarted", engine=1, seconds=41.5)
         if step % 4 == 3:
-            run.events.emit("save", step=step, bytes=123456)
+            run.events.emit("save", step=step, bytes=3 * 2**20)
             run.evaluate(step)
     run.events.emit("attempt_end", outcome="crash", message="rank 3 was killed", step=9)
 
@@ -170,7 +170,7 @@ def eventful_run(run_dir: Path) -> Path:
     for step in range(8, 12):
         run.train(step)
     run.evaluate(11)
-    run.events.emit("save", step=11, bytes=123456)
+    run.events.emit("save", step=11, bytes=3 * 2**20)
     run.events.emit("stop_requested", reason="SIGTERM")
 
     run.attempt, run.samples, run.protocol = 4, 8, "bbbb2222"

@@ -107,7 +107,9 @@ def test_the_log_tells_the_lost_engine_with_its_numbers(eventful_report: str) ->
     assert "| **engine lost** | engine 1; reason no token for 300 s; requests 12 |" in log
     assert "| engine restarted | engine 1; seconds 41.50 |" in log
     assert '`eval.sets`: [{"samples": 4}] → [{"samples": 8}]' in log
+    assert "Saved after step 3, 7, 11 (3 saves, 4 s each on average, the last one 3 MiB)." in eventful_report
     assert "6.2 % in step 6" in _part(eventful_report, "### Verdicts")
+    assert "An update was left out in step 2:" in _part(eventful_report, "### Verdicts")
 
 
 def test_the_command_is_one_that_works_elsewhere(eventful_report: str) -> None:
