@@ -126,6 +126,20 @@ def test_time_of_what_counts_and_of_what_was_lost(eventful_report: str) -> None:
     assert re.search(r"Another (4\.[89]|5\.[01]) min went into steps", part)
 
 
+def test_data_facts_and_the_epochs_that_were_really_seen(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path / "run")
+    run.metrics.append("attempt", -1, {"data/rows": 9, "data/unique": 6, "data/usable": 8, "data/eval_overlap": 2})
+    run.train(0, **{"data/epoch": 1.0, "data/next_index": 4.0})
+    rows = dict(
+        tuple(_cells(line)) for line in _part(_text(run.run_dir), "## Data").splitlines() if line.count("|") == 3
+    )
+    assert rows["rows of the training file (after `data.limit`)"] == "9"
+    assert rows["unique prompts"] == "6"
+    assert rows["evaluation prompts among the training prompts"] == "2"
+    assert rows["prompts dropped as too long"] == "not recorded"
+    assert rows["epochs seen (data cursor)"] == "1.50"
+
+
 def test_memory_peaks_by_phase(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path / "run")
     for step in range(3):
