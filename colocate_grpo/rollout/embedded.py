@@ -28,7 +28,7 @@ class EmbeddedEngine:
 
     def __init__(self, config: Config, model_dir: Path) -> None:
         self.slots = config.rollout.slots
-        self.threads = config.run.threads * config.parallel.world_size or len(os.sched_getaffinity(0))
+        self.threads = config.run.threads or len(os.sched_getaffinity(0))
         self.dtype: torch.dtype = getattr(torch, config.rollout.dtype or config.model.dtype)
         self.shape = ModelShape.from_hf(read_hf_config(model_dir))
         self.hf_config = AutoConfig.from_pretrained(model_dir)
@@ -173,7 +173,7 @@ class EmbeddedEngine:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """The threads of all ranks together: the others wait while the engine decodes.
+    """Every core unless `run.threads` says otherwise: the ranks wait while the engine decodes.
 
     A power of two: then the parts into which torch cuts an elementwise operation are whole vectors, and no element is
     computed by the scalar code of a remainder, which may round differently.
