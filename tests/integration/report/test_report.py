@@ -130,9 +130,8 @@ def test_data_facts_and_the_epochs_that_were_really_seen(tmp_path: Path) -> None
     run = RunBuilder(tmp_path / "run")
     run.metrics.append("attempt", -1, {"data/rows": 9, "data/unique": 6, "data/usable": 8, "data/eval_overlap": 2})
     run.train(0, **{"data/epoch": 1.0, "data/next_index": 4.0})
-    rows = dict(
-        tuple(_cells(line)) for line in _part(_text(run.run_dir), "## Data").splitlines() if line.count("|") == 3
-    )
+    cells = map(_cells, _part(_text(run.run_dir), "## Data").splitlines())
+    rows = {pair[0]: pair[1] for pair in cells if len(pair) == 2}
     assert rows["rows of the training file (after `data.limit`)"] == "9"
     assert rows["unique prompts"] == "6"
     assert rows["evaluation prompts among the training prompts"] == "2"
