@@ -106,6 +106,8 @@ class AtomParser(ExpressionParser):
 
     # -- commands ----------------------------------------------------------------------------------------------
     def _command(self, name: str) -> Node:
+        if name in _NUMBER_SETS:
+            return self._number_set(name)
         if name in _GREEK:
             return self._symbol(Token("let", "\\" + name))
         if name in _FUNCTIONS:
@@ -174,15 +176,18 @@ class AtomParser(ExpressionParser):
     _cmd_varnothing = _cmd_emptyset
 
     def _cmd_mathbb(self) -> Node:
-        self.expect("{")
+        braced = self.accept("{")
         name = self.next().text
-        self.expect("}")
+        if braced:
+            self.expect("}")
+        return self._number_set(name)
+
+    def _number_set(self, name: str) -> Node:
         if name not in _NUMBER_SETS:
             raise ParseError(f"set {name}")
         suffix = ""
-        while self.is_op("^", "_", "+", "-", "*"):
-            suffix += self.next().text
-            suffix += self.subscript() if suffix[-1] in "^_" else ""
+        while self.is_op("^", "_"):
+            suffix += self.next().text + self.subscript()
         return Node("numbers", (name + suffix,))
 
     def _cmd_overline(self) -> Node:

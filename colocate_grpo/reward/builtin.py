@@ -150,9 +150,12 @@ BUILTIN: dict[str, type] = {
 }
 
 
+_READS_A_BOX = ("math_boxed", "construct", "optimize")
+
+
 def load_reward(function: str, options: dict[str, Any]) -> Reward:
     """The reward callable of a configuration; ConfigError names what is wrong with it."""
-    found = BUILTIN.get(function) or import_object(function, "reward.function")
+    found: Any = BUILTIN.get(function) or import_object(function, "reward.function")
     if not callable(found):
         raise ConfigError(f"reward.function: {function} is a {type(found).__name__}, not a function or class")
     if not inspect.isclass(found):
@@ -161,6 +164,17 @@ def load_reward(function: str, options: dict[str, Any]) -> Reward:
         return found(**options)
     except TypeError as error:  # unknown or missing option names
         raise ConfigError(f"reward.options of {function}: {error}") from error
+
+
+def with_answer_scope(function: str, options: dict[str, Any], scope: str) -> dict[str, Any]:
+    """Options with the resolved `reward.answer_scope` for the built-in rewards that read a box, parts included."""
+    if function == "weighted":
+        parts = [
+            part | {"options": with_answer_scope(part["function"], part.get("options", {}), scope)}
+            for part in options.get("parts", [])
+        ]
+        return options | {"parts": parts}
+    return {"answer_scope": scope} | options if function in _READS_A_BOX else options
 
 
 def import_object(path: str, key: str) -> Any:

@@ -9,7 +9,7 @@ from colocate_grpo.reward import realset
 from colocate_grpo.reward.assignment import assigned, compatible_names, drop_approximations, is_membership
 from colocate_grpo.reward.equal import constant_ratio
 from colocate_grpo.reward.evaluate import Undecided
-from colocate_grpo.reward.node import INFINITY, Node, has, neg, plus_minus
+from colocate_grpo.reward.node import INFINITY, Node, has, neg, plus_minus, symbols
 from colocate_grpo.reward.scalar import STRUCTURES, same_scalar
 
 MAX_UNSORTED = 60  # items of an unordered list that are matched pair by pair
@@ -30,6 +30,8 @@ def same_answer(pred: Node, gold: Node) -> bool:
         sets = realset.from_tree(_as_set(pred)), realset.from_tree(_as_set(gold))
         if sets[0] is not None and sets[1] is not None:
             return realset.same_set(sets[0], sets[1])
+    if "rel" in (pred.op, gold.op) and (described := _describes(pred, gold)) is not None:
+        return described
     return _same_items(pred, gold)
 
 
@@ -96,6 +98,8 @@ def _unbounded(node: Node) -> bool:
 def _both_sets_of_reals(pred: Node, gold: Node) -> bool:
     if not (_set_like(pred) or _set_like(gold)):
         return False
+    if _is_inequality(pred) and _is_inequality(gold) and symbols(pred) != symbols(gold):
+        return False
     return all(_set_like(node) or _as_set(node).op in ("tuple", "set") for node in (pred, gold)) and _settled(
         pred, gold
     )
@@ -107,6 +111,28 @@ def _settled(pred: Node, gold: Node) -> bool:
         return all(realset.from_tree(_as_set(node)) is not None for node in (pred, gold))
     except Undecided:
         return False
+
+
+def _describes(pred: Node, gold: Node) -> bool | None:
+    """Whether an inequality that is not linear, such as `x^2 < 4`, describes the set on the other side."""
+    for relation, other in ((pred, gold), (gold, pred)):
+        described = _set_of(other) if _is_inequality(relation) and not _other_variable(relation, other) else None
+        if described is not None:
+            return realset.describes(relation, described)
+    return None
+
+
+def _other_variable(relation: Node, other: Node) -> bool:
+    return _is_inequality(other) and symbols(relation) != symbols(other)
+
+
+def _set_of(node: Node) -> realset.RealSet | None:
+    if not _set_like(node) and node.op != "tuple":
+        return None
+    try:
+        return realset.from_tree(_as_set(node))
+    except Undecided:
+        return None
 
 
 # -- lists -----------------------------------------------------------------------------------------------------
@@ -219,7 +245,9 @@ def same_one(pred: Node, gold: Node) -> bool:
         return _same_sets(pred, gold)
     if "set" in (pred.op, gold.op):
         one, other = (pred, gold) if pred.op == "set" else (gold, pred)
-        return len(one.args) == 1 and other.op not in STRUCTURES and same_one(one.args[0], other)
+        return (
+            len(one.args) == 1 and (other.op == "tuple" or other.op not in STRUCTURES) and same_one(one.args[0], other)
+        )
     if "tuple" in (pred.op, gold.op) or "matrix" in (pred.op, gold.op):
         return _same_vectors(pred, gold)
     if pred.op in _SET_OPS or gold.op in _SET_OPS:

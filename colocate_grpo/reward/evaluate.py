@@ -18,7 +18,7 @@ from colocate_grpo.reward.node import INFINITY, Node, neg
 MAX_EXACT_BITS = 60_000
 MAX_EXPONENT = 1 << 44
 MAX_TERMS = 2_000
-MAX_OPERATIONS = 60_000
+MAX_OPERATIONS = 30_000
 
 Number = Any  # int, Fraction, mpf or mpc
 
@@ -247,10 +247,10 @@ def _exact_power(base: int | Fraction, exponent: int | Fraction) -> int | Fracti
     if isinstance(exponent, Fraction):
         if exponent.denominator > 64:
             return None
-        base = _exact_root(base, exponent.denominator)
-        if base is None:
+        root = _exact_root(base, exponent.denominator)
+        if root is None:
             return None
-        exponent = exponent.numerator
+        base, exponent = root, exponent.numerator
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size * abs(exponent) > MAX_EXACT_BITS:
         return None

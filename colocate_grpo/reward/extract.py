@@ -27,12 +27,11 @@ def resolve_scope(scope: str, rendered_prompt: str) -> Scope:
 def answer_region(response: str, scope: Scope) -> str | None:
     """The part of a response that may hold the answer, or None when the thinking never ended."""
     closed = response.rfind(CLOSE)
-    if closed >= 0:
-        region = response[closed + len(CLOSE) :]
-    else:
-        region = None if scope == "after_think" else response
+    if closed < 0 and scope == "after_think":
+        return None
+    region = response[closed + len(CLOSE) :] if closed >= 0 else response
     # A thinking block that is opened and not closed is thinking, in either scope.
-    return None if region is None else region.split(OPEN, 1)[0]
+    return region.split(OPEN, 1)[0]
 
 
 def extract_answer(response: str, scope: Scope) -> str | None:

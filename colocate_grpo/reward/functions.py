@@ -13,6 +13,7 @@ from colocate_grpo.reward.tokens import words
 
 MAX_FACTORIAL = 3_000
 MAX_GAMMA = 10**15
+MAX_GAMMA_BITS = 640  # mpmath's series takes seconds at a few thousand bits
 
 
 def _analytic(name: str) -> Callable[..., Number]:
@@ -74,8 +75,8 @@ def _factorial(self: Evaluator, argument: Number) -> Number:
 
 def _gamma(self: Evaluator, argument: Number) -> Number:
     argument = self.real(argument)
-    if abs(argument) > MAX_GAMMA:
-        raise Undecided("gamma of a huge number")
+    if abs(argument) > MAX_GAMMA or self.bits > MAX_GAMMA_BITS:
+        raise Undecided("gamma of a huge number, or to very many digits")
     try:
         return self.finite(context.gamma(argument))
     except ValueError as error:  # a pole

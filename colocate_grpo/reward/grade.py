@@ -15,7 +15,7 @@ from colocate_grpo.reward.normalise import clean, compact, join_thousands, unwra
 from colocate_grpo.reward.rational import is_rounding, parse_rational, significant_digits
 from colocate_grpo.reward.structure import parse_answer
 from colocate_grpo.reward.symbolic import needs_symbolic, same_symbolic
-from colocate_grpo.reward.text import as_text, drop_phrases, is_words
+from colocate_grpo.reward.text import drop_phrases, same_letters, same_words
 from colocate_grpo.reward.tokens import ParseError
 from colocate_grpo.trajectory import Verdict
 
@@ -133,7 +133,7 @@ def _balanced(text: str) -> bool:
 # -- parsed answers --------------------------------------------------------------------------------------------
 def compare_texts(pred: str, gold: str, *, symbolic: bool = False) -> Verdict:
     """Verdict on two cleaned texts that are neither identical nor both plain numbers."""
-    if as_text(pred) == as_text(gold) and is_words(gold):
+    if same_letters(pred, gold) or same_words(pred, gold):
         return CORRECT
     if _too_many_items(pred, gold):
         return WRONG

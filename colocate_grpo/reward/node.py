@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -60,11 +61,11 @@ def plus_minus(node: Node) -> list[Node]:
     """Both readings of a tree with `\\pm`; all signs of one tree go together, `\\mp` the other way."""
     if not has(node, "pm", "mp"):
         return [node]
-    return [rebuild(node, lambda top, sign=sign: _signed(top, sign)) for sign in (1, -1)]
+    return [rebuild(node, partial(_signed, sign=sign)) for sign in (1, -1)]
 
 
 def _signed(node: Node, sign: int) -> Node | None:
     if node.op not in ("pm", "mp"):
         return None
-    inner = rebuild(node.args[0], lambda top: _signed(top, sign))
+    inner = rebuild(node.args[0], partial(_signed, sign=sign))
     return inner if (sign == 1) == (node.op == "pm") else neg(inner)

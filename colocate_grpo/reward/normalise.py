@@ -131,8 +131,27 @@ _CLOCK = re.compile(r"(?<=[0-9{ ])([apAP])\.\s?[mM]\.?(?![a-zA-Z])")
 _TEX_COMMENT = re.compile(r"^%[^\n]*\n", re.MULTILINE)
 _SPACES = re.compile(r"(?<![0-9])\s+|\s+(?![0-9.])")
 _TRAILING = ".,;:。 \t\r\n"
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"), ('"', '"'), ("__", "__"), ("*", "*"))
-_MACRO_WRAPPERS = (r"\boxed{", r"\fbox{", r"\boldsymbol{", r"\mathbf{", r"\bm{", r"\displaystyle{", r"\mathit{")
+_WRAPPERS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("`", "`"),
+    ("{", "}"),
+    ('"', '"'),
+    ("__", "__"),
+    ("*", "*"),
+)
+_MACRO_WRAPPERS: tuple[str, ...] = (
+    r"\boxed{",
+    r"\fbox{",
+    r"\boldsymbol{",
+    r"\mathbf{",
+    r"\bm{",
+    r"\displaystyle{",
+    r"\mathit{",
+)
 _MACRO_WRAPPERS += (r"\ensuremath{", r"\mathsf{", r"\underline{", r"\mathbin{", r"\pmb{")
 
 
@@ -148,6 +167,8 @@ def clean(text: str) -> str:
     if " " in text:
         text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
         text = _CLOCK.sub(r"\1m", text)
+    if "{:}" in text or "{,}" in text:
+        text = text.replace("{:}", ":").replace("{,}", ",")
     if "\\over" in text or "\\choose" in text:
         text = _OVER.sub(r"\\frac{\1}{\2}", text)
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)

@@ -171,6 +171,7 @@ class RewardPool:
 
     def _enqueue(self, message: dict[str, Any]) -> Pending:
         assert self._thread is not None, "the pool is not started"
+        assert self._thread.is_alive(), "the thread of the pool has ended"
         job = _Job(encode(message), Pending())
         self._jobs.append(job)
         self._wake()
@@ -184,20 +185,28 @@ class RewardPool:
 
     # -- the thread --------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        while not self._stopping:
-            self._recruit()
-            self._dispatch()
-            for key, events in self._selector.select(self._wait()):
-                self._handle(key.data, events)
-            self._expire()
-        for worker in list(self._crew):
-            self._dismiss(worker, Verdict(None, "error", "the reward pool was stopped"))
-        self._refuse_all("the reward pool was stopped")
-        self._ready.set()
+        try:
+            while not self._stopping:
+                self._recruit()
+                self._dispatch()
+                for key, events in self._selector.select(self._wait()):
+                    self._handle(key.data, events)
+                self._expire()
+        finally:
+            # Whatever ended the thread, nobody may wait for a verdict that does not come.
+            self._failure = self._failure or "the reward pool was stopped"
+            for worker in list(self._crew):
+                self._dismiss(worker, Verdict(None, "error", self._failure))
+            self._refuse_all(self._failure)
+            self._ready.set()
 
     def _recruit(self) -> None:
         while len(self._crew) <= self.workers and self._failure is None:
-            worker = _Worker(self._setup)
+            try:
+                worker = _Worker(self._setup)
+            except OSError as error:  # no memory or no process left on this machine
+                self._start_failed(f"cannot start a reward worker: {error}")
+                continue
             self._crew.append(worker)
             self._selector.register(worker.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
 
@@ -207,9 +216,18 @@ class RewardPool:
         idle = [worker for worker in self._crew if worker.ready and worker.job is None]
         free = self.workers - sum(worker.job is not None for worker in self._crew)
         for worker in idle[: max(0, free)]:
-            if not self._jobs:
+            job = self._next_job()
+            if job is None:
                 break
-            self._give(worker, self._jobs.popleft())
+            self._give(worker, job)
+
+    def _next_job(self) -> _Job | None:
+        """The oldest job that nobody has cancelled; it cannot be cancelled any more."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.future.set_running_or_notify_cancel():
+                return job
+        return None
 
     def _give(self, worker: _Worker, job: _Job) -> None:
         worker.job, worker.started = job, time.monotonic()
@@ -274,7 +292,7 @@ class RewardPool:
 
     def _finish(self, worker: _Worker, verdict: Verdict) -> None:
         job, worker.job, worker.deadline = worker.job, None, None
-        if job is not None and not job.future.cancelled():
+        if job is not None:
             job.future.seconds = time.monotonic() - worker.started
             job.future.set_result(verdict)
 
@@ -289,16 +307,19 @@ class RewardPool:
         self._selector.unregister(worker.socket)
         worker.kill()
         if not worker.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= MAX_FAILED_STARTS and not self._stopping:
-                self._failure = f"reward workers die at start (exit code {worker.process.returncode})"
-                self._ready.set()
+            self._start_failed(f"reward workers die at start (exit code {worker.process.returncode})")
         self._finish(worker, verdict)
+
+    def _start_failed(self, why: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS and not self._stopping:
+            self._failure = self._failure or why
+            self._ready.set()
 
     def _refuse_all(self, why: str) -> None:
         while self._jobs:
             future = self._jobs.popleft().future
-            if not future.cancelled():
+            if future.set_running_or_notify_cancel():
                 future.set_result(Verdict(None, "error", why))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cmp_to_key
+from itertools import pairwise
 from typing import NamedTuple
 
 from colocate_grpo.reward.evaluate import Evaluator, NeedPrecision, Number, Undecided, Undefined, context, is_exact
@@ -24,6 +25,9 @@ class Interval(NamedTuple):
 
 RealSet = list[Interval]
 EVERYTHING = [Interval(None, False, None, False)]
+_POSITIVE = [Interval(0, False, None, False)]
+_NEGATIVE = [Interval(None, False, 0, False)]
+_NUMBER_SETS = {"R": EVERYTHING, "R^+": _POSITIVE, "R_+": _POSITIVE, "R^-": _NEGATIVE, "R_-": _NEGATIVE}
 
 
 def value_of(node: Node, point: dict[str, Number] | None = None) -> Number:
@@ -136,7 +140,7 @@ def _tighter(a: tuple[Number | None, bool], b: tuple[Number | None, bool], sign:
 def from_tree(node: Node) -> RealSet | None:
     """The set of reals that a tree describes, or None when it describes none; may raise Undecided."""
     if node.op == "numbers":
-        return EVERYTHING if node.args[0] == "R" else None
+        return _NUMBER_SETS.get(node.args[0])
     if node.op == "tuple":
         return _from_brackets(node)
     if node.op == "set":
@@ -179,13 +183,16 @@ def _from_relation(node: Node) -> RealSet | None:
     return result
 
 
+_LINEAR_TEST = (0, 1, 7, -5, -1, 100)  # the first two give the line
+
+
 def _half_line(op: str, left: Node, right: Node, name: str) -> RealSet | None:
     difference = Node("add", (left, neg(right)))
-    at = [value_of(difference, {name: x}) for x in (0, 1, 7)]
+    at = [value_of(difference, {name: x}) for x in _LINEAR_TEST]
     if not all(is_exact(value) for value in at):
         at = [_big(value) for value in at]
     slope = at[1] - at[0]
-    if compare(slope, 0) == 0 or compare(at[2], at[0] + 7 * slope) != 0:
+    if compare(slope, 0) == 0 or any(compare(y, at[0] + x * slope) != 0 for x, y in zip(_LINEAR_TEST, at, strict=True)):
         return None
     root = Fraction(-at[0]) / slope if is_exact(slope) else -at[0] / slope
     if compare(slope, 0) < 0:
@@ -196,3 +203,43 @@ def _half_line(op: str, left: Node, right: Node, name: str) -> RealSet | None:
     if op == "!=":
         return complement([Interval(root, True, root, True)])
     return [Interval(None, False, root, closed) if op[0] == "<" else Interval(root, closed, None, False)]
+
+
+# -- relations that are not linear --------------------------------------------------------------------------------
+_STEPS = (Fraction(1, 10**6), Fraction(1, 97), Fraction(3, 7), Fraction(29, 11), 13, 101, 12_345)
+
+
+def describes(relation: Node, parts: RealSet) -> bool | None:
+    """Whether an inequality in one variable holds exactly on a set: tested at, around and between its ends.
+
+    None when the relation is not of that form.
+    """
+    ops, names = relation.args[0], symbols(relation)
+    if len(names) != 1 or not set(ops) <= {"<", "<=", ">", ">=", "!="}:
+        return None
+    name = next(iter(names))
+    return all(_holds(relation, {name: x}) == _contains(parts, x) for x in _probes(parts))
+
+
+def _probes(parts: RealSet) -> list[Number]:
+    ends = [end for part in parts for end in (part.low, part.high) if end is not None]
+    steps = [sign * step for step in _STEPS for sign in (1, -1)]
+    around = [_shifted(end, step) for end in ends for step in steps]
+    between = [_shifted(_big(a) + (_big(b) - _big(a)) / 2, 0) for a, b in pairwise(ends)]
+    return [*ends, *around, *between, 0, *steps]
+
+
+def _shifted(value: Number, step: Number) -> Number:
+    return value + step if is_exact(value) and is_exact(step) else _big(value) + _big(step)
+
+
+def _contains(parts: RealSet, x: Number) -> bool:
+    point = [Interval(x, True, x, True)]
+    return bool(intersection(parts, point))
+
+
+def _holds(relation: Node, point: dict[str, Number]) -> bool:
+    ops, members = relation.args[0], relation.args[1:]
+    values = [value_of(member, point) for member in members]
+    tests = {"<": (-1,), "<=": (-1, 0), ">": (1,), ">=": (0, 1), "!=": (-1, 1)}
+    return all(compare(a, b) in tests[op] for op, a, b in zip(ops, values, values[1:], strict=False))

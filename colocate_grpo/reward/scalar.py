@@ -91,11 +91,13 @@ def _quotient(top: Node, bottom: Node) -> Node:
 
 
 def _residues(pred: Node, gold: Node) -> bool:
-    """`9 \\pmod{11}` is 9 and every number that leaves the same residue."""
+    """`20 \\pmod{11}` is 9; a plain gold must be the reduced residue, else `0 \\pmod 1` would be any integer."""
     if pred.op == gold.op:
         return same_scalar(pred.args[1], gold.args[1]) and _congruent(pred.args[0], gold.args[0], gold.args[1])
-    residue, plain = (pred, gold) if pred.op == "cong" else (gold, pred)
-    return same_scalar(residue.args[0], plain) or _congruent(residue.args[0], plain, residue.args[1])
+    if gold.op == "cong":
+        return same_scalar(pred, gold.args[0]) or _congruent(pred, gold.args[0], gold.args[1])
+    value, modulus = pred.args
+    return same_scalar(value, gold) or (gold.op == "num" and same_scalar(Node("mod", (value, modulus)), gold))
 
 
 def _congruent(a: Node, b: Node, modulus: Node) -> bool:

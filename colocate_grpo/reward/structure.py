@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from colocate_grpo.reward.atoms import AtomParser
 from colocate_grpo.reward.expression import MAX_DEPTH
 from colocate_grpo.reward.node import Node, num
@@ -22,8 +24,8 @@ _DEGREE_WORDS = {"degree", "degrees", "deg", "度"}
 _MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # After a number these words are no unit: they change what is said.
 _STOP_WORDS = words(
-    "and or if for where with when is not mod to approximately approx maybe perhaps possibly roughly about nearly almost"
-    " plus minus times over squared cubed factorial more less fewer than least most except but either nor vs versus"
+    "and or if for where with when is not mod to approximately approx maybe perhaps possibly roughly about nearly"
+    " almost plus minus times over squared cubed factorial more less fewer than least most except but either nor vs versus"
 )
 
 
@@ -61,6 +63,8 @@ class AnswerParser(AtomParser):
         if not rest and second.text == ")":
             return Node("choice", (letter, None))
         if not rest or (rest[0].kind == "op" and rest[0].text not in ("(", "-", "[", "{", "\\{", "$", "\\$")):
+            return None
+        if rest[0].text.lower() in ("and", "or") or _names_choice(rest):
             return None
         return Node("choice", (letter, _quietly(rest)))
 
@@ -102,7 +106,7 @@ class AnswerParser(AtomParser):
 
     def operand(self) -> Node:
         """Unions and differences of sets around ratios."""
-        node = self._ratio()
+        node = _difference(self._ratio())
         while self.token.kind == "cmd" and self.token.text in _SETS:
             op = _SETS[self.next().text]
             node = Node(op, (node, self._ratio()))
@@ -248,7 +252,7 @@ class AnswerParser(AtomParser):
     def _skips_bound_variable(self) -> bool:
         """`\\{x : x > 2\\}` is what its condition says."""
         mark = self.peek()
-        if self.token.kind != "let" or not (mark.text in (":", "|") and mark.kind == "op" or mark.text == "mid"):
+        if self.token.kind != "let" or not ((mark.text in (":", "|") and mark.kind == "op") or mark.text == "mid"):
             return False
         self.at += 2
         return True
@@ -282,6 +286,24 @@ class AnswerParser(AtomParser):
             if len(items) > MAX_ITEMS:
                 raise ParseError("too many items")
         return items
+
+
+def _difference(node: Node) -> Node:
+    """`\\mathbb{R} - \\{0\\}` as a difference of sets."""
+    if node.op != "add" or node.args[0].op not in ("numbers", "set", "tuple"):
+        return node
+    removed = [term.args[1] for term in node.args[1:] if term.op == "mul" and term.args[0] == num(-1)]
+    if len(node.args) != 2 or len(removed) != 1 or removed[0].op != "set":
+        return node
+    return Node("minus", (node.args[0], removed[0]))
+
+
+def _names_choice(tokens: list[Token]) -> bool:
+    """Whether a further choice is named: `(A) 5, (B) 6` chooses nothing."""
+    return any(
+        token.text in _CHOICES and after.text in (")", ".", ":") and after.kind == "op"
+        for token, after in pairwise(tokens)
+    )
 
 
 def _quietly(tokens: list[Token]) -> Node | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from colocate_grpo.reward.normalise import compact
+from colocate_grpo.reward.tokens import PLAIN_FUNCTIONS
+
 _PHRASE = re.compile(
     r"(?P<text>\\text(?:bf|it|rm)?\{)?\s*(?:"
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
@@ -13,8 +16,10 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _MACRO = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|mathrm|mathbf|operatorname|emph)\s*(?=\{)")
-_PUNCTUATION = re.compile(r"[.,;:?'\"(){}\[\]$]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")
-_WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s'.,;:?()]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2}))*\Z")
+_PUNCTUATION = re.compile(r"(?<![0-9])[.,]|[.,](?![0-9])|[;:?'\"(){}\[\]$]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")
+_WORDS = re.compile(r"[^\W\d_](?:[^\W_]|[\s'.,;:?]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2}))*\Z")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_MACRO_GROUP = re.compile(_MACRO.pattern.replace(r"(?=\{)", "") + r"\{([^{}]*)\}")
 _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _SYNONYMS = {
     **dict.fromkeys(("no solution", "no solutions", "empty set", "the empty set", "none exist"), r"\emptyset"),
@@ -51,7 +56,26 @@ def as_text(text: str) -> str:
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words)
 
 
-def is_words(text: str) -> bool:
-    """Whether an answer is words, and not a formula that happens to have the same letters."""
+def same_words(pred: str, gold: str) -> bool:
+    """Whether both are the same words; a formula that happens to have the same letters is not words."""
+    if as_text(pred) != as_text(gold) or not _is_words(gold):
+        return False
+    # `abc` may be a product of symbols, which have a case.
+    return len(gold) > 3 or gold.casefold() in ("yes", "no") or pred == gold
+
+
+def same_letters(pred: str, gold: str) -> bool:
+    """Whether only text macros and spaces differ: `5m` and `5\\text{ m}`."""
+    return _unmacro(pred) == _unmacro(gold)
+
+
+def _unmacro(text: str) -> str:
+    return compact(_MACRO_GROUP.sub(r" \1 ", text)) if "\\" in text else compact(text)
+
+
+def _is_words(text: str) -> bool:
     plain = _MACRO.sub("", text).replace("{", "").replace("}", "").strip().strip("()")
-    return bool(_WORDS.match(plain)) and (len(plain) >= 3 or not plain.isascii() or plain.casefold() in ("no", "up"))
+    if not _WORDS.match(plain):
+        return False
+    runs = [run for run in _LETTERS.findall(plain) if run not in PLAIN_FUNCTIONS]
+    return any(len(run) >= 3 or not run.isascii() for run in runs) or plain.casefold() in ("no", "up")

@@ -80,6 +80,8 @@ KEYWORDS = {
     "unit",
     "base",
 }
+_ALIASES = {"leqq": "le", "geqq": "ge", "empty": "emptyset", "lt": "<", "gt": ">", "ldotp": "ldots"}
+_BRACKETS = {"lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")"}
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "leq": "le", "geq": "ge", "neq": "ne", "lt": "<", "gt": ">"}
 
 
@@ -117,7 +119,9 @@ def _simple(kind: str | None, value: str, spaced: bool) -> Token:
     if kind == "num":
         return Token("num", value, spaced)
     if kind == "cmd":
-        return Token("cmd", _RELATIONS.get(value, value), spaced)
+        if value in _BRACKETS:
+            return Token("op", _BRACKETS[value], spaced)
+        return Token("cmd", _RELATIONS.get(value, _ALIASES.get(value, value)), spaced)
     if kind == "cjk":
         return Token("word", value, spaced)
     if value in _RELATIONS:

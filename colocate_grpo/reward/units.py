@@ -5,27 +5,50 @@ from __future__ import annotations
 from fractions import Fraction
 
 # name -> (dimension, size in the base unit of the dimension)
-_LENGTH = {"m": 1, "meter": 1, "metre": 1, "cm": "1/100", "centimeter": "1/100", "centimetre": "1/100"}
+_Sizes = dict[str, int | str]
+_LENGTH: _Sizes = {"m": 1, "meter": 1, "metre": 1, "cm": "1/100", "centimeter": "1/100", "centimetre": "1/100"}
 _LENGTH |= {"mm": "1/1000", "millimeter": "1/1000", "millimetre": "1/1000", "km": 1000, "kilometer": 1000}
 _LENGTH |= {"kilometre": 1000, "in": "254/10000", "inch": "254/10000", "ft": "3048/10000", "foot": "3048/10000"}
 _LENGTH |= {"feet": "3048/10000", "yd": "9144/10000", "yard": "9144/10000", "mi": "1609344/1000"}
 _LENGTH |= {"mile": "1609344/1000", "米": 1, "厘米": "1/100", "千米": 1000, "公里": 1000, "毫米": "1/1000"}
-_MASS = {"g": 1, "gram": 1, "kg": 1000, "kilogram": 1000, "mg": "1/1000", "milligram": "1/1000", "ton": 907185}
+_MASS: _Sizes = {"g": 1, "gram": 1, "kg": 1000, "kilogram": 1000, "mg": "1/1000", "milligram": "1/1000", "ton": 907185}
 _MASS |= {"lb": "45359237/100000", "pound": "45359237/100000", "oz": "45359237/1600000"}
 _MASS |= {"ounce": "45359237/1600000", "克": 1, "千克": 1000}
-_TIME = {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hr": 3600, "hour": 3600, "day": 86400}
+_TIME: _Sizes = {
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hr": 3600,
+    "hour": 3600,
+    "day": 86400,
+}
 _TIME |= {"week": 604800, "month": 2629746, "year": 31556952, "yr": 31556952, "decade": 315569520, "ms": "1/1000"}
 _TIME |= {"小时": 3600, "分钟": 60, "秒": 1, "天": 86400}
-_MONEY = {"dollar": 1, "usd": 1, "cent": "1/100", "penny": "1/100", "nickel": "5/100", "dime": "10/100"}
-_VOLUME = {"l": 1, "L": 1, "liter": 1, "litre": 1, "ml": "1/1000", "mL": "1/1000", "milliliter": "1/1000"}
+_MONEY: _Sizes = {"dollar": 1, "usd": 1, "cent": "1/100", "penny": "1/100", "nickel": "5/100", "dime": "10/100"}
+_VOLUME: _Sizes = {"l": 1, "L": 1, "liter": 1, "litre": 1, "ml": "1/1000", "mL": "1/1000", "milliliter": "1/1000"}
 _VOLUME |= {"millilitre": "1/1000", "gallon": "3785411784/1000000000", "gal": "3785411784/1000000000"}
 _VOLUME |= {"quart": "946352946/1000000000", "pint": "473176473/1000000000", "cup": "2365882365/10000000000"}
-_OTHER = {"euro": 1, "yuan": 1, "元": 1, "hz": 1, "Hz": 1, "mph": 1, "kph": 1, "J": 1, "joule": 1, "N": 1, "newton": 1}
+_OTHER: _Sizes = {
+    "euro": 1,
+    "yuan": 1,
+    "元": 1,
+    "hz": 1,
+    "Hz": 1,
+    "mph": 1,
+    "kph": 1,
+    "J": 1,
+    "joule": 1,
+    "N": 1,
+    "newton": 1,
+}
 _OTHER |= {"W": 1, "watt": 1, "V": 1, "volt": 1, "A": 1, "amp": 1, "Pa": 1, "pascal": 1, "K": 1, "kelvin": 1, "acre": 1}
 _OTHER |= {"celsius": 1, "fahrenheit": 1, "rpm": 1, "mol": 1, "mole": 1, "pounds_sterling": 1, "yen": 1, "rad": 1}
 _OTHER |= {"radian": 1, "Ω": 1, "ohm": 1, "kWh": 1, "calorie": 1, "bit": 1, "byte": 1}
 
-_TABLES = {"length": _LENGTH, "mass": _MASS, "time": _TIME, "money": _MONEY, "volume": _VOLUME}
+_TABLES: dict[str, _Sizes] = {"length": _LENGTH, "mass": _MASS, "time": _TIME, "money": _MONEY, "volume": _VOLUME}
 UNITS: dict[str, tuple[str, Fraction]] = {
     name: (dimension, Fraction(size)) for dimension, table in _TABLES.items() for name, size in table.items()
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colocate_grpo.errors import ConfigError
-from colocate_grpo.reward.builtin import as_verdict, load_reward, run_reward
+from colocate_grpo.reward.builtin import as_verdict, load_reward, run_reward, with_answer_scope
 from colocate_grpo.reward.task import RewardTask
 from colocate_grpo.trajectory import Verdict
 
@@ -93,3 +93,19 @@ def test_scores_as_verdicts() -> None:
     assert as_verdict(0.3) == Verdict(0.3, "wrong")
     assert as_verdict(None) == Verdict(None, "excluded")
     assert as_verdict(Verdict(0.2, "x")) == Verdict(0.2, "x")
+
+
+def test_the_answer_scope_reaches_every_part_that_reads_a_box() -> None:
+    parts = [
+        {"function": "math_boxed"},
+        {"function": "math_boxed", "options": {"answer_scope": "whole"}},
+        {"function": "soft_overlong", "options": {"cache": 20}},
+    ]
+    options = with_answer_scope("weighted", {"parts": parts}, "after_think")
+    assert [part["options"] for part in options["parts"]] == [
+        {"answer_scope": "after_think"},
+        {"answer_scope": "whole"},
+        {"cache": 20},
+    ]
+    assert with_answer_scope("math_boxed", {}, "whole") == {"answer_scope": "whole"}
+    assert with_answer_scope("package:name", {"x": 1}, "whole") == {"x": 1}

@@ -259,3 +259,25 @@ def test_a_wrong_function_is_one_line_before_anything_runs(
     with pytest.raises(ConfigError, match=message) as error, make(function, options):
         pass
     assert "\n" not in str(error.value)
+
+
+def test_a_cancelled_task_harms_no_other() -> None:
+    async def run(pool: RewardPool) -> list[float | None]:
+        slow = asyncio.ensure_future(pool.grade(RewardTask("hang", 1)))
+        waiting = asyncio.ensure_future(pool.grade(RewardTask("hang", 1)))
+        await asyncio.sleep(0.1)
+        slow.cancel()
+        waiting.cancel()
+        return [(await pool.grade(RewardTask("fine", 1))).score for _ in range(2)]
+
+    with make("reward_data:hang", timeout_s=0.4) as pool:
+        assert asyncio.run(run(pool)) == [1.0, 1.0]
+
+
+def test_workers_that_die_at_start_end_the_pool_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(ConfigError, match="die at start"), make("math_boxed"):
+        pass
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(ConfigError, match="cannot start a reward worker"), make("math_boxed"):
+        pass
