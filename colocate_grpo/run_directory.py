@@ -22,6 +22,7 @@ CONFIG = "config.yaml"
 LOCK = "lock"
 OWN_NAMES = {CONFIG, LOCK, "logs", "attempts", "control", "report", "plan.txt", "doctor.txt"}
 TAIL_LINES = 40
+TORCHRUN_REPORT = re.compile(r"^E\d{4} [^\n]*torch/distributed/elastic", re.MULTILINE)
 LOCK_PATIENCE_S = 0.5
 
 
@@ -121,9 +122,10 @@ class RunDirectory:
         return read_json(self.path / "state.json") or {}
 
     def log_tail(self, attempt: int, lines: int = TAIL_LINES) -> str:
-        """The last lines of an attempt's output."""
+        """The last lines that the ranks of an attempt have written; torchrun's own account of their end is left out."""
         path = self.log(attempt)
-        return "\n".join(tail(path).splitlines()[-lines:]) if path.exists() else ""
+        text = TORCHRUN_REPORT.split(tail(path))[0] if path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
 
     # Control
 
