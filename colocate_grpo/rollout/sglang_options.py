@@ -28,7 +28,7 @@ OWNED = {
     "skip_tokenizer_init": "the client (token ids only)",
     "tp_size": "rollout.tp",
 }
-STREAM_INTERVAL = 16
+STREAM_INTERVAL = 64
 CPU_KV_TOKENS = 16384
 CPU_KV_REQUESTS = 256
 

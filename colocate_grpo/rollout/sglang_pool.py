@@ -132,6 +132,10 @@ class SglangPool:
             self._expected.add(views)
         await self._each(lambda engine: engine.load_views(views))
 
+    def cards(self) -> list[str]:
+        """UUIDs of the cards of all living engines."""
+        return [card for engine in self.live for card in engine.cards()]
+
     async def apply_handles(self, handles: dict[str, bytes], bucket: Bucket) -> None:
         """As `SglangEngine.apply_handles`, for every engine. Not verified on a GPU."""
         if self._expected:

@@ -254,9 +254,12 @@ class SglangEngine:
 
     async def load_handles(self, handles: dict[str, bytes]) -> None:
         """Each worker opens the handle that lies on its own card (UUID -> handle). Not verified on a GPU."""
+        await self._load([handles[card] for card in self.cards()])
+
+    def cards(self) -> list[str]:
+        """UUIDs of the cards of this server, in the order of its TP ranks."""
         first = self.index * self.config.tp
-        cards = [str(torch.cuda.get_device_properties(first + rank).uuid) for rank in range(self.config.tp)]
-        await self._load([handles[card] for card in cards])
+        return [str(torch.cuda.get_device_properties(first + rank).uuid) for rank in range(self.config.tp)]
 
     async def end_update(self) -> None:
         """Close the transaction; answers carry the new version from here on."""

@@ -34,6 +34,9 @@ class WeightSource(Protocol):
 class HandleEngine(Protocol):
     """An engine in other processes, which opens device memory by handles."""
 
+    def cards(self) -> list[str]:
+        """UUIDs of the cards that its workers use."""
+
     async def apply_handles(self, handles: dict[str, bytes], bucket: Bucket) -> None:
         """`handles`: by the UUID of the card; `bucket`: the same tensors on this rank's card."""
 
@@ -85,23 +88,33 @@ async def verify(trainer: WeightSource, engines: Sequence[RolloutEngine]) -> Non
 
 async def _apply_by_handle(bucket: Bucket, engines: Sequence[RolloutEngine]) -> None:
     """Not verified on a GPU. The bucket must outlive the loading: all ranks wait for rank 0 at the end."""
-    from colocate_grpo.rollout.sglang_weights import flatten_bucket, serialize_views
+    from colocate_grpo.rollout.sglang_weights import flatten_bucket
 
-    device = bucket[0][1].device
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
     views = flatten_bucket(bucket)
-    payload = serialize_views(views)
-    torch.cuda.synchronize(device)
-    handles: list[tuple[str, bytes] | None] = [None] * dist.get_world_size()
-    dist.gather_object((uuid, payload), handles if dist.get_rank() == 0 else None, group=_control_group())
-    by_card = dict(handle for handle in handles if handle is not None)
+    handles = _gather_handles(views, engines)
     for engine in engines:
         if isinstance(engine, HandleEngine):
-            await engine.apply_handles(by_card, views)
+            await engine.apply_handles(handles, views)
         else:
             await engine.apply_bucket(bucket)
     dist.barrier(group=_control_group())
     del views
+    torch.cuda.ipc_collect()
+
+
+def _gather_handles(views: Bucket, engines: Sequence[RolloutEngine]) -> dict[str, bytes]:
+    """UUID of a card -> handle, on rank 0. A handle that nobody opens would keep its memory for good: only cards of
+    living engines are asked."""
+    from colocate_grpo.rollout.sglang_weights import serialize_views
+
+    wanted = [{card for engine in engines if isinstance(engine, HandleEngine) for card in engine.cards()}]
+    dist.broadcast_object_list(wanted, src=0, group=_control_group())
+    card = str(torch.cuda.get_device_properties(views[0][1].device).uuid)
+    offer = (card, serialize_views(views)) if card in wanted[0] else None
+    torch.cuda.synchronize()
+    offers: list[tuple[str, bytes] | None] = [None] * dist.get_world_size()
+    dist.gather_object(offer, offers if dist.get_rank() == 0 else None, group=_control_group())
+    return dict(o for o in offers if o is not None)
 
 
 @functools.cache
