@@ -1,4 +1,4 @@
-"""A small demo model, and one uninterrupted run of it."""
+"""Short runs on the demo's model, and one uninterrupted run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import pytest
 from loop_runs import Runner
 
 from colocate_grpo import processes
-from colocate_grpo.demo.recipe import make_demo
-from colocate_grpo.demo.warmup import WarmUp
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory) -> Iterator[Runner]:
+def runner(tmp_path_factory, demo_model) -> Iterator[Runner]:
     root = tmp_path_factory.mktemp("runs")
-    demo = make_demo(root / "demo_model", seed=0, plan=WarmUp(clean_steps=60, careless_steps=20, threads=1))
-    made = Runner(demo, root)
+    made = Runner(demo_model, root)
     yield made
     left = [p for name in root.iterdir() for p in processes.find(processes.run_id(name))]
     for process in left:
