@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from torch import Tensor
 
+from colocate_grpo.algorithm.loss import Denominators
 from colocate_grpo.checkpoint.state import load_state, save_state
 from colocate_grpo.config import Config
 from colocate_grpo.memory.saver import Saver, SaverTag
@@ -21,6 +22,7 @@ from colocate_grpo.train.objective import Measures, objective
 from colocate_grpo.train.optimizer import Optimizer, build_optimizer
 from colocate_grpo.train.packing import CostModel, plan
 from colocate_grpo.train.parallel import Parallel
+from colocate_grpo.train.peak import peak_bytes
 from colocate_grpo.train.reference import Reference
 from colocate_grpo.train.schedule import StepOutcome, learning_rate
 from colocate_grpo.train.shape import ModelShape, read_hf_config, validate_model
@@ -44,6 +46,7 @@ class Trainer:
         self.config, self.parallel, self.saver, self.shape = config, parallel, saver, shape
         self.ddp, self.optimizer, self.reference = ddp, optimizer, reference
         self.cost = CostModel.of(shape)
+        self.activation_peak = 0
 
     @classmethod
     def build(cls, config: Config, parallel: Parallel, saver: Saver, model_dir: Path) -> Trainer:
@@ -106,14 +109,27 @@ class Trainer:
         self.ddp.zero_grad_buffer()
         total = Measures()
         for micro in self._microbatches(needed or samples, sizes):
-            with torch.set_grad_enabled(bool(needed)):
-                logprob, entropy = self.ddp(micro.tokens, micro.segments, micro.rows, micro.targets)
-                loss, measures = objective(algorithm, micro, logprob, entropy)
-            if needed:
-                loss.backward()
-            total.add(measures)
+            total.add(self._run_watched(micro, trains=bool(needed)))
         finalize_model_grads([self.ddp])
         return self._over_ranks(total)
+
+    def _run(self, micro: MicroBatch, trains: bool) -> Measures:
+        """Forward and backward of one micro-batch; the gradient is added to DDP's buffers."""
+        with torch.set_grad_enabled(trains):
+            logprob, entropy = self.ddp(micro.tokens, micro.segments, micro.rows, micro.targets)
+            loss, measures = objective(self.config.algorithm, micro, logprob, entropy)
+        if trains:
+            loss.backward()
+        return measures
+
+    def _run_watched(self, micro: MicroBatch, trains: bool) -> Measures:
+        """Run, and keep the peak of activations: on CUDA of every micro-batch, on CPU (slow) of the first one."""
+        if self.parallel.device.type != "cuda" and self.activation_peak:
+            return self._run(micro, trains)
+        found: list[Measures] = []
+        peak = peak_bytes(lambda: found.append(self._run(micro, trains)), self.parallel.device)
+        self.activation_peak = max(self.activation_peak, peak)
+        return found[0]
 
     def logprobs(self, batch: Sequence[Trajectory] | None) -> list[np.ndarray]:
         """Log-probs of the sampled tokens of every trajectory, in batch order, on every rank.
@@ -123,7 +139,7 @@ class Trainer:
         samples = self._share([make_sample(t, i, 0.0) for i, t in enumerate(batch)] if batch is not None else [])
         return self._forward_logprobs(samples)
 
-    def _microbatches(self, samples: Sequence[Sample], sizes) -> Iterator[MicroBatch]:
+    def _microbatches(self, samples: Sequence[Sample], sizes: Denominators) -> Iterator[MicroBatch]:
         """This DP rank's share of `samples`, packed."""
         cap, parallel = self.config.train.max_tokens_per_microbatch, self.parallel
         shares = plan([s.length for s in samples], cap, parallel.dp, self.cost)
@@ -192,6 +208,7 @@ class Trainer:
             "train/packed_tokens": total.packed_tokens,
             "train/microbatches": total.microbatches,
         }
+        metrics |= {f"memory/train/{name}_gib": size / 2**30 for name, size in self.memory_bytes().items()}
         if self.reference:
             metrics["train/kl_loss"] = total.reference_kl / tokens
         if self.config.algorithm.correction != "none":
@@ -233,6 +250,12 @@ class Trainer:
     def optimizer_tensors(self) -> list[Tensor]:
         """Moments, and fp32 masters where the weights are bf16."""
         return list(self.optimizer.tensors())
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of this rank by tensor class; activations are the peak of one micro-batch seen so far."""
+        owners = {"weights": self.weight_buffers, "gradients": self.grad_buffers, "optimizer": self.optimizer_tensors}
+        sizes = {name: sum(tensor.nbytes for tensor in tensors()) for name, tensors in owners.items()}
+        return sizes | {"activations_peak": self.activation_peak}
 
     def sleep(self, tags: Sequence[SaverTag]) -> None:
         """Give back the memory of `tags` (of weights, optimizer, gradients)."""
