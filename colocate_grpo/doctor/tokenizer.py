@@ -10,6 +10,9 @@ from colocate_grpo.data import eos_ids, load_tokenizer, render
 from colocate_grpo.doctor.finding import Context, Finding, fail, ok, warn
 from colocate_grpo.errors import DataError
 
+# Without any of them transformers makes an empty tokenizer up from the model's family, and says nothing.
+FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+MEND = "copy tokenizer.json and tokenizer_config.json of the model"
 PROBE = "reasoning-of-the-first-turn"
 DIALOGUE = [
     {"role": "user", "content": "first question"},
@@ -22,16 +25,19 @@ def check(context: Context) -> Finding:
     directory = context.model_dir
     if directory is None:
         return ok(f"{context.required_config.model.path} is not here yet")
+    if not any((directory / name).is_file() for name in FILES):
+        return fail(f"{directory} has none of {', '.join(FILES)}", MEND)
     try:
         tokenizer = load_tokenizer(directory)
         eos = eos_ids(directory, tokenizer)
         notes = _template_notes(tokenizer, context)
     except DataError as error:  # a finding, not the end of the other checks
-        return fail(str(error), "copy tokenizer.json and tokenizer_config.json of the model")
-    out_of_range = [i for i in eos if i >= vocabulary(directory)]
-    if out_of_range:
-        return fail(f"EOS ids {out_of_range} are outside the vocabulary", "the tokenizer belongs to another model")
-    what = f"EOS ids {list(eos)} ({', '.join(tokenizer.convert_ids_to_tokens(list(eos)))}); {'; '.join(notes)}"
+        return fail(str(error), MEND)
+    names = dict(zip(eos, tokenizer.convert_ids_to_tokens(list(eos)), strict=True))
+    unknown = [i for i, name in names.items() if name is None or i >= vocabulary(directory)]
+    if unknown:
+        return fail(f"EOS ids {unknown} are outside the vocabulary", "the tokenizer belongs to another model")
+    what = f"EOS ids {list(eos)} ({', '.join(names.values())}); {'; '.join(notes)}"
     if tokenizer.pad_token_id is not None and [tokenizer.pad_token_id] == list(eos):
         return warn(what, "padding and end of text are the same token: never mask by the padding id")
     return ok(what)

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError
-from colocate_grpo.plan.assessment import Plan, make_plan
+from colocate_grpo.plan.assessment import Plan, memory_problems
+from colocate_grpo.plan.hardware import Assumptions
 from colocate_grpo.plan.model_shape import read_model_config, shipped_names
 from colocate_grpo.train.shape import ModelShape
 
@@ -119,7 +120,7 @@ def _merge(changes: tuple[Change, ...]) -> Change | None:
 
 def _fits(config: Config, change: Change) -> bool:
     try:
-        return make_plan(apply_change(config, change)).fits
+        return not memory_problems(apply_change(config, change), Assumptions())
     except (ConfigError, ValidationError):  # a combination that the rules forbid is no advice
         return False
 

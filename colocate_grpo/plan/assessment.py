@@ -61,6 +61,13 @@ def plan_shape(shape: ModelShape, config: Config, assumed: Assumptions) -> Plan:
     return Plan(config, shape, card, memory, host, disk, time)
 
 
+def memory_problems(config: Config, assumed: Assumptions) -> list[str]:
+    """What of the memory does not fit: the quick part of a plan, without the time model."""
+    shape = validate_model(config, read_model_config(config.model.path))
+    check_layout(shape, config)
+    return plan_memory(shape, config, _budget(config), assumed).problems()
+
+
 def _budget(config: Config) -> int:
     """Bytes of a card; on the CPU a rank's share of the machine's memory."""
     if runs_on_gpu(config):

@@ -54,7 +54,7 @@ def _engine_alternatives(config: Config, workers: int) -> Iterator[Change]:
         yield {"memory.kv_dtype": "fp8_e5m2"}
     if no_cuda_graphs(config):
         batch = -(-config.rollout.prompts_per_step * config.rollout.group_size // config.rollout.engines)
-        yield {"rollout.sglang.disable_cuda_graph": False, "rollout.sglang.cuda_graph_max_bs": batch}
+        yield {"rollout.sglang.disable_cuda_graph": False, "rollout.sglang.cuda_graph_max_bs_decode": batch}
     else:
         yield {"rollout.sglang.disable_cuda_graph": True}
     if config.rollout.over_sampling == 1.0:

@@ -19,6 +19,8 @@ CLASSES = (
     "weights", "gradients", "optimizer", "activations", "nccl", "engine_weights", "kv_cache", "cuda_graphs",
     *EXTRA_CLASSES,
 )  # fmt: skip
+# The stochastic-rounding optimizer works through chunks of 2**22 values, in fp32 and with 64-bit random numbers.
+STOCHASTIC_CHUNK_BYTES = 2**22 * 64
 PHASES = ("engine_start", "rollout", "train", "update", "save", "push")
 
 
@@ -52,12 +54,16 @@ class KvCapacity:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one card: `table[phase][class]`; `budget` is the card."""
+    """Bytes on one card: `table[phase][class]`; `budget` is the card.
+
+    `suggested_fraction` is SGLang's static share that this plan counts on, where the configuration sets none.
+    """
 
     budget: int
     trainer: TrainerBytes
     kv: KvCapacity
     table: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    suggested_fraction: float | None = None
 
     def total(self, phase: str) -> int:
         return sum(self.table[phase].values())
@@ -105,7 +111,7 @@ def trainer_bytes(shape: ModelShape, config: Config) -> TrainerBytes:
     share = elements // config.parallel.dp
     element = ELEMENT[config.model.dtype]
     if config.train.optimizer.kind == "sr_adamw":
-        return TrainerBytes(elements * 2, elements * 2, share * 2 * 2, 0)
+        return TrainerBytes(elements * 2, elements * 2, share * 2 * 2, STOCHASTIC_CHUNK_BYTES)
     masters = 0 if element == 4 else 4
     return TrainerBytes(elements * element, elements * 4, share * (8 + masters), 0)
 
@@ -152,7 +158,7 @@ def plan_memory(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
                  "workspace": _push_buckets(config) + overhead["residue"],
                  "fragmentation": _fragmentation(0, assumed)},
     }  # fmt: skip
-    return MemoryPlan(budget, trainer, kv, table)
+    return MemoryPlan(budget, trainer, kv, table, _suggested_fraction(config, budget, engine, kv, assumed))
 
 
 def _working(temporary: int, assumed: Assumptions) -> dict[str, int]:
@@ -209,6 +215,14 @@ def kv_capacity(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
         room = int(free_at_start * float(fraction)) - engine["engine_weights"]
     limit = config.rollout.sglang.get("max_total_tokens")
     return KvCapacity(min(room, int(limit) * per_token) if limit else room, per_token, longest_sequence(config))
+
+
+def _suggested_fraction(
+    config: Config, budget: int, engine: Mapping[str, int], kv: KvCapacity, assumed: Assumptions
+) -> float | None:
+    if config.rollout.engine != "sglang" or "mem_fraction_static" in config.rollout.sglang or not runs_on_gpu(config):
+        return None
+    return (engine["engine_weights"] + max(0, kv.bytes)) / (budget - _bytes(assumed.cuda_context_gib))
 
 
 def _push_buckets(config: Config) -> int:

@@ -29,9 +29,13 @@ def find_config_json(path: str) -> Path:
     if path.startswith(HUBS):
         return _shipped_config(path)
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    if not file.is_file():
-        raise ConfigError(f"model.path: {file} does not exist")
-    return file
+    if file.is_file():
+        return file
+    # A model that a command has yet to make (the demo's) is shipped under the name of its directory.
+    to_be_made = SHIPPED / f"{file.parent.name}.json"
+    if file.parent.name and to_be_made.is_file():
+        return to_be_made
+    raise ConfigError(f"model.path: {file} does not exist")
 
 
 def shipped_names() -> list[str]:

@@ -96,6 +96,12 @@ def _other_lines(plan: Plan) -> Iterator[str]:
         f"KV cache     {kv.tokens:,} tokens an engine ({kv.bytes_per_token:,} bytes a token and card): "
         f"{kv.sequences} sequences of {kv.full_length:,} tokens at once"
     )
+    fraction = plan.memory.suggested_fraction
+    if fraction is not None:
+        yield (
+            f"             counts on rollout.sglang.mem_fraction_static={fraction:.2f}, which is not set: "
+            "SGLang's own choice leaves the trainer no room"
+        )
     yield (
         f"host RAM     {host.total / GIB:.1f} GiB: {host.backup / GIB:.1f} asleep, "
         f"{host.processes / GIB:.1f} processes, {host.shm / GIB:.2f} /dev/shm"

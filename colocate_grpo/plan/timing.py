@@ -28,9 +28,9 @@ from colocate_grpo.train.shape import ModelShape
 # Rows of an evaluation file that is not here: AIME has 30 problems.
 ASSUMED_EVAL_ROWS = 30
 PROMPT_TOKENS_ASSUMED = 200
-# SGLang's defaults on a card of 24 GB.
-DEFAULT_CHUNK = 2048
-DEFAULT_GRAPH_BATCH = 24
+# SGLang's defaults on a card of 24 GB, engine TP below 4.
+DEFAULT_CHUNK = 4096
+DEFAULT_GRAPH_BATCH = 48
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def decode_model(shape: ModelShape, config: Config, card: Card, assumed: Assumpt
     bandwidth = card.bandwidth_gb_s * 1e9 * assumed.bandwidth_efficiency
     weights = engine_parameters(shape, tp) * engine_element(config) / bandwidth
     kv_second = kv_bytes_per_token(shape, tp, kv_element(config)) / bandwidth
-    graph_batch = int(config.rollout.sglang.get("cuda_graph_max_bs", DEFAULT_GRAPH_BATCH))
+    graph_batch = int(config.rollout.sglang.get("cuda_graph_max_bs_decode", DEFAULT_GRAPH_BATCH))
     eager = shape.layers * assumed.eager_launch_ms_per_layer / 1e3
 
     def parts(requests: int, kv_tokens: float) -> DecodeParts:

@@ -1,0 +1,76 @@
+"""The published figures of Qwen3-4B on 8 x 24 GB, exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from colocate_grpo.config import Config
+from colocate_grpo.config_file import load_config
+from colocate_grpo.plan.assessment import Plan, make_plan
+from colocate_grpo.plan.hardware import GIB
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+@pytest.fixture(scope="module")
+def reference() -> Config:
+    return load_config(CONFIGS / "qwen3_4b_8x4090.yaml")
+
+
+@pytest.fixture(scope="module")
+def plan(reference: Config) -> Plan:
+    return make_plan(reference)
+
+
+def gib(value: float) -> float:
+    return round(value / GIB, 2)
+
+
+def test_parameters(plan: Plan) -> None:
+    assert plan.shape.parameters == 4_022_468_096
+
+
+def test_trainer_bytes_of_a_card_at_tp4_dp2(plan: Plan) -> None:
+    trainer = plan.memory.trainer
+    assert (gib(trainer.weights), gib(trainer.gradients), gib(trainer.optimizer)) == (1.87, 3.75, 5.62)
+
+
+def test_kv_bytes_of_a_token_at_engine_tp2(plan: Plan) -> None:
+    assert plan.memory.kv.bytes_per_token == 73_728
+
+
+def test_checkpoint(plan: Plan) -> None:
+    assert round(plan.disk.checkpoint / GIB, 1) == 52.4
+
+
+def test_longest_sequence_and_not_the_cap_sets_the_activation_peak(reference: Config, plan: Plan) -> None:
+    train = reference.train.model_copy(update={"max_tokens_per_microbatch": 1024})
+    smaller_cap = make_plan(reference.model_copy(update={"train": train}))
+    longer = make_plan(
+        reference.model_copy(update={"rollout": reference.rollout.model_copy(update={"max_new_tokens": 16384})})
+    )
+    activations = plan.memory.table["train"]["activations"]
+    assert smaller_cap.memory.table["train"]["activations"] == activations
+    assert longer.memory.table["train"]["activations"] > 1.7 * activations
+    assert plan.largest_microbatch == 8192 + 1024
+
+
+def test_rollout_takes_the_published_time_and_bandwidth_alone_about_two_minutes(plan: Plan) -> None:
+    """Published: 15 to 18 minutes for 1.15 M tokens."""
+    assert plan.time is not None
+    assert 15 * 60 <= plan.time.rollout <= 18 * 60
+    assert 1.5 * 60 <= plan.time.bandwidth_floor <= 2.5 * 60
+    assert plan.time.tokens == pytest.approx(1.15e6, rel=0.05)
+
+
+def test_whole_run_takes_about_the_published_46_6_hours(reference: Config, plan: Plan) -> None:
+    from colocate_grpo.plan.timing import run_hours
+
+    assert plan.time is not None
+    assert run_hours(reference, plan.time) == pytest.approx(46.6, rel=0.1)
+
+
+def test_reference_fits(plan: Plan) -> None:
+    assert plan.problems() == []
