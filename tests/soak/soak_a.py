@@ -34,7 +34,7 @@ from tests.soak.soak_run import (
     flip_a_bit,
 )
 
-KINDS = ("kill_rank", "kill_driver", "sigterm", "hang", "full_disk", "corrupt_newest")
+KINDS = ("kill_rank", "sigterm", "hang", "full_disk", "corrupt_newest", "kill_driver")
 DISK = "96m"
 HANG_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 3 * 3600

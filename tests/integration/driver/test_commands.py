@@ -9,10 +9,10 @@ import sys
 
 import psutil
 import pytest
+from driver_runs import Run
 
 from colocate_grpo.checkpoint.store import rollbacks
 from colocate_grpo.observe.metrics import read_rows, view
-from tests.integration.driver.conftest import Run
 
 pytestmark = pytest.mark.timeout(180)
 

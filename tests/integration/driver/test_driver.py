@@ -9,11 +9,11 @@ import time
 
 import psutil
 import pytest
+from driver_runs import Run
 
 from colocate_grpo.checkpoint.store import CheckpointStore, rollbacks
 from colocate_grpo.config_file import load_config
 from colocate_grpo.observe.metrics import read_rows, view
-from tests.integration.driver.conftest import Run
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.integration.driver.stand_in_hub import Hub, running
+from stand_in_hub import Hub, running
 
 CODE = """
 import sys
