@@ -29,8 +29,7 @@ OWNED = {
     "tp_size": "rollout.tp",
 }
 STREAM_INTERVAL = 64
-CPU_KV_TOKENS = 16384
-CPU_KV_REQUESTS = 256
+CPU_KV_TOKENS = 65536
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -90,7 +89,7 @@ def _device_defaults(config: Config, device: str) -> dict[str, Any]:
         "disable_overlap_schedule": True,
         "enable_deterministic_inference": config.run.deterministic,  # seeds mean something only with it
         "mem_fraction_static": 0.2,
-        "max_total_tokens": max(CPU_KV_TOKENS, CPU_KV_REQUESTS * longest),
+        "max_total_tokens": max(CPU_KV_TOKENS, 4 * longest),
     }
 
 

@@ -2,80 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tiny_model
+from sglang_runs import STRANGERS, Pool
 
 from colocate_grpo import processes
-from colocate_grpo.config import Config
-from colocate_grpo.rollout.engine import Request, Sampling
-from colocate_grpo.rollout.sglang_pool import SglangPool
-from colocate_grpo.weights.push import push
 
-TOKEN_TIMEOUT_S = 30.0
-STRANGERS = {"RANK": "0", "TMS_INIT_ENABLE": "1", "OMP_PROC_BIND": "true", "PYTORCH_CUDA_ALLOC_CONF": "x",
-             "TORCHELASTIC_RUN_ID": "x", "SECRET_OF_THE_USER": "x"}  # fmt: skip
-
-
-def config(model_dir: Path, **rollout: Any) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"path": str(model_dir), "dtype": "float32"},
-            "data": {"train": "unused", "max_prompt_tokens": 64},
-            "rollout": {
-                "engine": "sglang",
-                "max_new_tokens": 192,
-                "verify_weights_every": 1,
-                "token_timeout": TOKEN_TIMEOUT_S,
-                **rollout,
-            },
-        }
-    )
-
-
-class Pool:
-    """A started pool with its event loop, its events, and the shortest way to a push."""
-
-    def __init__(self, directory: Path, run_tag: str, **rollout: Any):
-        self.directory, self.tag = directory, run_tag
-        self.events: list[dict[str, Any]] = []
-        self.runner = asyncio.Runner()
-        self.model_dir = tiny_model.save(directory / "model")
-        self.config = config(self.model_dir, **rollout)
-        self.pool = SglangPool(self.config, directory, self.model_dir, self._on_event)
-        self.model = tiny_model.build(0)
-
-    def run(self, work: Any) -> Any:
-        return self.runner.run(work)
-
-    def push(self, version: int) -> None:
-        """As in the loop: sleep, wake for the update, push weights that depend on the version, wake the rest."""
-        self.model = tiny_model.build(version)
-        self.run(self._push(version))
-
-    async def _push(self, version: int) -> None:
-        await self.pool.sleep()
-        await self.pool.restart_lost()
-        await self.pool.wake(("weights",))
-        await push(tiny_model.Source(self.model), [self.pool], version, bucket_mib=1)
-        await self.pool.wake(("kv_cache",))
-
-    def generate(self, requests: list[Request]) -> list[Any]:
-        async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*[self.pool.generate(r) for r in requests])
-
-        return self.run(all_of_them())
-
-    def _on_event(self, kind: str, **fields: Any) -> None:
-        self.events.append({"kind": kind, **fields})
+sys.path.append(str(Path(__file__).parents[1]))  # test_engine_contract, also where only this folder is collected
 
 
 @pytest.fixture(scope="session")
-def run_tag(tmp_path_factory: pytest.TempPathFactory):
+def run_tag(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Tag of every process of these tests; none outlives them, however they end."""
     tag = f"test-{os.getpid()}"
     with processes.lifeline(tag, tmp_path_factory.mktemp("guard") / "log"):
@@ -83,28 +24,21 @@ def run_tag(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def start_pool(tmp_path_factory: pytest.TempPathFactory, run_tag: str):
-    """A function that starts a pool; all of its processes are ended with the module, whatever the tests did."""
-    pools: list[Pool] = []
+def engine_environment(run_tag: str) -> Iterator[None]:
+    """What an engine inherits its environment from: the tag of its run, and variables that are not for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(processes.RUN_ID, run_tag)
         for name, value in STRANGERS.items():
             patch.setenv(name, value)
-
-        def start(**rollout: Any) -> Pool:
-            pools.append(Pool(tmp_path_factory.mktemp("run"), run_tag, **rollout))
-            pools[-1].run(pools[-1].pool.start())
-            return pools[-1]
-
-        yield start
-        for pool in pools:
-            pool.run(pool.pool.stop())
-            pool.runner.close()
-    assert processes.find(run_tag) == []
+        yield
 
 
-def request(index: int, new_tokens: int, temperature: float = 1.0, group: int | None = None) -> Request:
-    """Request `index`: its own prompt, seed and group."""
-    prompt = tuple(2 + (index * 37 + i * 11) % (tiny_model.VOCABULARY - 2) for i in range(8 + index % 5))
-    sampling = Sampling(temperature, new_tokens, (tiny_model.EOS,))
-    return Request(f"r{index}", prompt, 1000 + index, sampling, index if group is None else group)
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, engine_environment: None) -> Iterator[Pool]:
+    """Two started engines; nothing of them outlives the module."""
+    pool = Pool(tmp_path_factory.mktemp("run"), engines=2)
+    pool.run(pool.pool.start())
+    yield pool
+    pool.run(pool.pool.stop())
+    pool.runner.close()
+    assert pool.processes() == []

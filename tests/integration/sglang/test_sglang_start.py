@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-import tiny_model
+import sglang_tiny_model as tiny_model
 import torch
-from conftest import config
+from sglang_runs import config
 
 from colocate_grpo import processes
 from colocate_grpo.errors import ConfigError
@@ -41,9 +41,10 @@ def test_a_start_that_takes_too_long_ends_with_the_log_and_leaves_nothing(model_
     log.parent.mkdir()
     log.write_text("what an earlier start said\n")
     slow = config(model_dir, start_timeout=2.0)
+    pool = SglangPool(slow, tmp_path, model_dir)
     with pytest.raises(EngineError, match=r"(?s)did not start within 2 s; the end of .*what an earlier start said"):
-        asyncio.run(SglangPool(slow, tmp_path, model_dir).start())
-    assert processes.find(run_tag) == []
+        asyncio.run(pool.start())
+    assert processes.find(pool.engines[0].process.tag) == []
 
 
 def test_the_platform_plugin_is_inert_unless_an_engine_asks_for_it(monkeypatch):

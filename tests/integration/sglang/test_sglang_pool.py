@@ -13,18 +13,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import tiny_model
+import sglang_tiny_model as tiny_model
 import torch
-from conftest import STRANGERS, TOKEN_TIMEOUT_S, request
+from sglang_runs import STRANGERS, TOKEN_TIMEOUT_S, request
 
 from colocate_grpo import processes
 from colocate_grpo.rollout.engine import EngineError, EngineState
 from colocate_grpo.weights.push import push, verify
-
-
-@pytest.fixture(scope="module")
-def servers(start_pool):
-    return start_pool(engines=2)
 
 
 def greedy_reference(model, requests):
@@ -96,18 +91,18 @@ def _other_address() -> str:
 
 def test_the_key_is_in_no_command_line_and_no_file_that_others_read(servers):
     key = servers.pool.engines[0].process.api_key
-    found = processes.find(servers.tag)
+    found = servers.processes()
     assert len(found) >= 6  # launcher, scheduler and detokenizer of two engines
     assert not any(key in argument for process in found for argument in process.cmdline())
     for engine in servers.pool.engines:
         assert stat.S_IMODE(engine.process.options_path.stat().st_mode) == 0o600
 
 
-def test_only_listed_variables_reach_an_engine(servers):
-    for process in processes.find(servers.tag):
+def test_only_listed_variables_reach_an_engine(servers, run_tag):
+    for process in servers.processes():
         environment = process.environ()
         assert not STRANGERS.keys() & environment.keys()
-        assert environment[processes.RUN_ID].startswith(servers.tag)
+        assert environment[processes.RUN_ID].startswith(run_tag)
 
 
 # -- weights --------------------------------------------------------------------------------------------------
@@ -229,11 +224,11 @@ def test_groups_stay_together_and_engines_are_balanced(servers, monkeypatch):
 
 
 def test_the_client_is_as_fast_as_a_bare_load_generator(servers):
-    requests = [request(i, 64) for i in range(64)]
+    requests = [request(i, 96) for i in range(64)]
 
     async def bare() -> int:
         async def one(r, engine):
-            sampling = {"temperature": 1.0, "max_new_tokens": 64, "sampling_seed": r.seed, "stop_token_ids": [1]}
+            sampling = {"temperature": 1.0, "max_new_tokens": 96, "sampling_seed": r.seed, "stop_token_ids": [1]}
             body = {"input_ids": list(r.token_ids), "return_logprob": True, "sampling_params": sampling}
             answer = await http.post(engine.process.url + "/generate", json=body)
             return len(answer.json()["output_ids"])
@@ -243,7 +238,7 @@ def test_the_client_is_as_fast_as_a_bare_load_generator(servers):
             return sum(await asyncio.gather(*[one(r, servers.pool.engines[i % 2]) for i, r in enumerate(requests)]))
 
     ours, bares = [], []
-    for _ in range(3):
+    for _ in range(4):
         began = time.monotonic()
         tokens = servers.run(bare())
         bares.append(tokens / (time.monotonic() - began))
@@ -308,7 +303,7 @@ def test_without_any_engine_left_the_error_says_why(servers):
 
 def test_stop_leaves_no_process_no_port_and_no_key(servers):
     servers.run(servers.pool.stop())
-    assert processes.find(servers.tag) == []
+    assert servers.processes() == []
     for engine in servers.pool.engines:
         with pytest.raises(httpx.ConnectError):
             httpx.get(engine.process.url + "/health")
