@@ -161,9 +161,10 @@ def load_reward(function: str, options: dict[str, Any]) -> Reward:
     if not inspect.isclass(found):
         return partial(found, **options) if options else found
     try:
-        return found(**options)
+        reward: Any = found(**options)
     except TypeError as error:  # unknown or missing option names
         raise ConfigError(f"reward.options of {function}: {error}") from error
+    return reward
 
 
 def with_answer_scope(function: str, options: dict[str, Any], scope: str) -> dict[str, Any]:

@@ -156,6 +156,8 @@ def _from_brackets(node: Node) -> RealSet | None:
         return None
     low = None if ends[0] == MINUS_INFINITY else value_of(ends[0])
     high = None if ends[1] in (INFINITY, Node("add", (INFINITY,))) else value_of(ends[1])
+    if low is not None and high is not None and compare(low, high) >= (1 if (opening, closing) == ("[", "]") else 0):
+        return None  # a pair of numbers, and no interval
     return union([Interval(low, opening == "[" and low is not None, high, closing == "]" and high is not None)])
 
 

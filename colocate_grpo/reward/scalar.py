@@ -29,9 +29,24 @@ def same_scalar(pred: Node, gold: Node) -> bool:
 def _quantities(pred: Node, gold: Node) -> bool:
     (left, left_factors), (right, right_factors) = _split(pred), _split(gold)
     factor = conversion(build_unit(left_factors), build_unit(right_factors))
-    if factor is None:
+    if factor is None or _other_measure(left, right_factors) or _other_measure(right, left_factors):
         return False
     return same_scalar(left if factor == 1 else Node("mul", (num(factor), left)), right)
+
+
+def _other_measure(value: Node, units: list[tuple[str, int]]) -> bool:
+    """A per cent is no number of years, and degrees are no length."""
+    angle = units and units[0][0].lower() in ("rad", "radian", "radians")
+    return bool(units) and not angle and value.op in ("percent", "deg")
+
+
+def _clocks(pred: Node, gold: Node) -> bool:
+    """`2:37 pm` is `2:37`, part by part."""
+    halves = [node.args[0] for node in (pred, gold) if node.op == "clock"]
+    left, right = (node.args[1:] if node.op == "clock" else node.args for node in (pred, gold))
+    if len(set(halves)) > 1 or {pred.op, gold.op} - {"clock", "ratio"} or len(left) != len(right):
+        return False
+    return all(same_scalar(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _split(node: Node) -> tuple[Node, list[tuple[str, int]]]:
@@ -73,7 +88,7 @@ def _digits(text: str) -> str:
 def _ratios(pred: Node, gold: Node) -> bool:
     if pred.op != gold.op:
         ratio, plain = (pred, gold) if pred.op == "ratio" else (gold, pred)
-        return len(ratio.args) == 2 and same_scalar(_quotient(*ratio.args), plain)
+        return len(ratio.args) == 2 and ZERO not in ratio.args and same_scalar(_quotient(*ratio.args), plain)
     if len(pred.args) != len(gold.args):
         return False
     if any(part in (ZERO,) or part.op == "ellipsis" for part in pred.args + gold.args):
@@ -107,6 +122,7 @@ def _congruent(a: Node, b: Node, modulus: Node) -> bool:
 
 
 _CARRIERS = {
+    "clock": _clocks,
     "cong": _residues,
     "quantity": _quantities,
     "percent": _percents,

@@ -25,7 +25,8 @@ _MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 1
 # After a number these words are no unit: they change what is said.
 _STOP_WORDS = words(
     "and or if for where with when is not mod to approximately approx maybe perhaps possibly roughly about nearly"
-    " almost plus minus times over squared cubed factorial more less fewer than least most except but either nor vs versus"
+    " almost plus minus times over squared cubed factorial more less fewer than least most except but"
+    " either nor vs versus"
 )
 
 
@@ -120,8 +121,12 @@ class AnswerParser(AtomParser):
         if len(parts) == 1:
             return parts[0]
         if parts[-1].op == "quantity":  # `2:37 pm`: the word belongs to the whole
-            last, words = parts[-1].args
-            return Node("quantity", (Node("ratio", (*parts[:-1], last)), words))
+            last, suffix = parts[-1].args
+            half = suffix[0][0].lower()
+            op = (
+                Node("clock", (half, *parts[:-1], last)) if half in ("am", "pm") else Node("ratio", (*parts[:-1], last))
+            )
+            return op if op.op == "clock" else Node("quantity", (op, suffix))
         return Node("ratio", tuple(parts))
 
     # -- units -------------------------------------------------------------------------------------------------
@@ -145,6 +150,8 @@ class AnswerParser(AtomParser):
         if self.is_word("base"):
             return self._base_suffix(node)
         factors = self._unit_factors()
+        if node.op == "mul" and all(factor.op == "sym" for factor in node.args):
+            raise ParseError("words")  # `odd function` is no product with a unit
         if all(word.lower() in _DEGREE_WORDS for word, _ in factors):
             return Node("deg", (node,))
         return Node("quantity", (node, tuple(factors)))
