@@ -18,6 +18,7 @@ import torch
 from sglang_runs import STRANGERS, TOKEN_TIMEOUT_S, request
 
 from colocate_grpo import processes
+from colocate_grpo.rollout.embedded import EmbeddedEngine
 from colocate_grpo.rollout.engine import EngineError, EngineState
 from colocate_grpo.weights.push import push, verify
 
@@ -121,6 +122,21 @@ def test_after_a_push_tokens_log_probs_and_checksums_are_the_trainers(servers, v
             logits = servers.model(torch.tensor([[*r.token_ids, *c.token_ids]])).logits[0, len(r.token_ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
         assert (expected - torch.tensor(c.logprobs)).abs().max() < 1e-3
+
+
+def test_the_embedded_engine_gives_the_same_tokens(servers):
+    embedded = EmbeddedEngine(servers.config, servers.model_dir)
+    requests = [request(i, 48, temperature=0.0) for i in range(16)]
+
+    async def generate_embedded():
+        await embedded.start()
+        await push(tiny_model.Source(servers.model), [embedded], 2, bucket_mib=1)
+        completions = await asyncio.gather(*[embedded.generate(r) for r in requests])
+        await embedded.stop()
+        return completions
+
+    ours = servers.generate(requests)
+    assert [c.token_ids for c in servers.run(generate_embedded())] == [c.token_ids for c in ours]
 
 
 def test_a_weight_that_changed_in_an_engine_is_found(servers):
