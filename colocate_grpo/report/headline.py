@@ -169,6 +169,8 @@ def _pairing_note(c: Comparison) -> str:
 
 
 def _peak_note(c: Comparison) -> str:
+    if c.curve.best is c.curve.last:
+        return f"The best of {len(c.curve.trained)} evaluations is the last one, so that nothing had to be chosen."
     gain = selection_gain(c.curve, c.base)
     text = (
         f"**The best of {len(c.curve.trained)} evaluations is a chosen peak**: its figure and its interval are"

@@ -60,6 +60,8 @@ def duration(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
+    if 0 < seconds < 0.001:
+        return "< 1 ms"
     return f"{number(seconds)} s"
 
 

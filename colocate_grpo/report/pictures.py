@@ -23,6 +23,10 @@ SIZE_INCHES = (13.0, 8.6)
 DPI = 110
 # Above this many steps a bar is thinner than a pixel, and neighbouring ones are averaged.
 MAX_BARS = 120
+# A phase with less of the time is thinner than a line; the report's table has it.
+VISIBLE_SHARE = 0.001
+# Upper end of the panel of truncated answers, at least.
+SMALLEST_SHARE = 0.05
 # From this many steps on, single batches hide the trend.
 SMOOTHED_FROM = 40
 
@@ -98,8 +102,9 @@ def _truncation(axes: Axes, run: RunRecord, theme: Theme) -> None:
     training = {**_look(theme, 0, marker=False), "color": theme.text, "linewidth": 1.2}
     _series(axes, run, "rollout/truncated_ratio", "training", training)
     if axes.lines:
-        # A little below zero, so that a curve at zero is not hidden by the axis.
-        axes.set_ylim(bottom=-0.03 * max(axes.get_ylim()[1], 0.01))
+        # A little below zero, so that a curve at zero is not hidden by the axis; a single answer fills no panel.
+        top = max(axes.get_ylim()[1], SMALLEST_SHARE)
+        axes.set_ylim(-0.03 * top, top)
     _finish(axes, "step", percent=True, empty=not axes.lines)
 
 
@@ -110,9 +115,10 @@ def _time(axes: Axes, run: RunRecord, theme: Theme) -> None:
     columns = [{**parts_of(row), "evaluation": evaluations.get(row["step"] + 1, 0.0)} for row in run.steps]
     width, xs, columns = _thinned([row["step"] for row in run.steps], columns)
     bottom = [0.0] * len(xs)
+    visible = VISIBLE_SHARE * sum(sum(column.values()) for column in columns)
     for name, color in zip(PHASES, theme.phases, strict=True):
         heights = [column[name] for column in columns]
-        if any(heights):
+        if sum(heights) > visible:
             axes.bar(xs, heights, width, bottom=bottom, color=color, label=name, linewidth=0)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     _finish(axes, "step", empty=not columns)
@@ -160,7 +166,7 @@ def _finish(axes: Axes, x_label: str, *, percent: bool = False, empty: bool, mor
     for spine in ("top", *(() if more else ("right",))):
         axes.spines[spine].set_visible(False)
     if percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     if empty:
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", fontsize=12)
         return

@@ -26,7 +26,16 @@ def test_shares_and_differences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.5, "0.500 s"), (90.0, "90 s"), (150.0, "2.5 min"), (167760.0, "46.6 h"), (2e5, "2.3 d")]
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (2e-4, "< 1 ms"),
+        (0.5, "0.500 s"),
+        (90.0, "90 s"),
+        (150.0, "2.5 min"),
+        (167760.0, "46.6 h"),
+        (2e5, "2.3 d"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
