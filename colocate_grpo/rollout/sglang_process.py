@@ -31,6 +31,7 @@ ALLOWED_ENVIRONMENT = (
 ALLOWED_PREFIXES = ("SGLANG_", "NCCL_", "COLOCATE_")
 END_GRACE_S = 3.0
 LOG_TAIL_LINES = 25
+LOG_TAIL_BYTES = 16384
 USAGE_ERROR = 2
 SERVER_KEEP_ALIVE_S = 120  # longer than the client's: whoever reuses a closing connection loses its request
 
@@ -75,7 +76,7 @@ class ServerProcess:
             if not self.is_alive():
                 code = self.process.returncode if self.process else None
                 if code == USAGE_ERROR:
-                    raise ConfigError(f"rollout.sglang: {self.log_path.read_text(errors='replace').splitlines()[-1]}")
+                    raise ConfigError(f"rollout.sglang: {self.log_tail().splitlines()[-1]}")
                 raise EngineError(f"engine {self.index} ended with code {code} while it started{self.log_tail()}")
             if time.monotonic() - started > deadline_s:
                 raise EngineError(f"engine {self.index} did not start within {deadline_s:g} s{self.log_tail()}")
@@ -93,7 +94,9 @@ class ServerProcess:
         """The last lines of the log, ready to end a message with."""
         if not self.log_path.exists():
             return "; it has no log"
-        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"; the end of {self.log_path}:", *lines])
 
     def _environment(self) -> dict[str, str]:

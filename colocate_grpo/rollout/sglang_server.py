@@ -61,7 +61,7 @@ class SglangEngine:
         self._expected: ExpectedShards | None = None
         self._next_version = -1
         self._running: set[asyncio.Task[Completion]] = set()
-        self._last_token = 0.0
+        self.last_token = 0.0
         self._accepts = asyncio.Event()
         self._http: httpx.AsyncClient | None = None
 
@@ -115,7 +115,7 @@ class SglangEngine:
         if self.weight_version < 0:
             raise EngineError(f"{self.name} has no pushed weights: it does not generate")
         if not self._running:
-            self._last_token = time.monotonic()
+            self.last_token = time.monotonic()
         task = asyncio.ensure_future(self._stream(request))
         self._running.add(task)
         try:
@@ -129,16 +129,21 @@ class SglangEngine:
         self._accepts.clear()
         try:
             before = set(self._running)
+            await self._abort_all()
             while before:
-                await self._post("/abort_request", {"abort_all": True}, self.config.token_timeout)
                 _, before = await asyncio.wait(before, timeout=0.5)
+                if before:  # they were on their way to the server
+                    await self._abort_all()
         finally:
             self._accepts.set()
+
+    async def _abort_all(self) -> None:
+        await self._post("/abort_request", {"abort_all": True}, self.config.token_timeout)
 
     async def _watch(self, task: asyncio.Task[Completion]) -> Completion:
         limit = self.config.token_timeout
         while True:
-            left = self._last_token + limit - time.monotonic()
+            left = self.last_token + limit - time.monotonic()
             if left <= 0:
                 raise EngineError(f"{self.name} hangs: no token for {limit:g} s{self.process.log_tail()}")
             await asyncio.wait([task], timeout=left)
@@ -154,9 +159,11 @@ class SglangEngine:
         meta: dict[str, Any] = {}
         try:
             async with self._http.stream("POST", "/generate", json=_payload(request)) as response:
+                if 400 <= response.status_code < 500:
+                    raise RequestFailed(f"{self.name} refuses {request.request_id}: {(await response.aread())[:500]!r}")
                 await self._check(response, "/generate")
                 async for chunk in _events(response):
-                    self._last_token = time.monotonic()
+                    self.last_token = time.monotonic()
                     meta = self._meta(chunk, request)
                     token_ids += chunk["output_ids"]
                     logprobs += [entry[0] for entry in meta["output_token_logprobs"]]
@@ -183,6 +190,8 @@ class SglangEngine:
             )
         assert len(token_ids) == len(logprobs), f"{len(token_ids)} tokens, {len(logprobs)} log-probs"
         reason = meta["finish_reason"]["type"]
+        if reason == "abort" and self._accepts.is_set():
+            raise EngineError(f"{self.name} gave {request.request_id} up by itself: {meta['finish_reason']}")
         return Completion(request.request_id, tuple(token_ids), tuple(logprobs), reason, self.weight_version)
 
     # -- sleep and wake ---------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def start_rollout(servers, requests):
     async def start():
         tasks = [asyncio.ensure_future(servers.pool.generate(r)) for r in requests]
         began = time.monotonic()
-        while not all(e.load and e._last_token > began for e in servers.pool.live):
+        while not all(e.load and e.last_token > began for e in servers.pool.live):
             assert time.monotonic() - began < TOKEN_TIMEOUT_S
             await asyncio.sleep(0.01)
         return tasks
