@@ -123,10 +123,9 @@ class AnswerParser(AtomParser):
         if parts[-1].op == "quantity":  # `2:37 pm`: the word belongs to the whole
             last, suffix = parts[-1].args
             half = suffix[0][0].lower()
-            op = (
-                Node("clock", (half, *parts[:-1], last)) if half in ("am", "pm") else Node("ratio", (*parts[:-1], last))
-            )
-            return op if op.op == "clock" else Node("quantity", (op, suffix))
+            if half in ("am", "pm"):
+                return Node("clock", (half, *parts[:-1], last))
+            return Node("quantity", (Node("ratio", (*parts[:-1], last)), suffix))
         return Node("ratio", tuple(parts))
 
     # -- units -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from colocate_grpo.errors import UserError
-from colocate_grpo.reward.builtin import load_reward, run_reward
+from colocate_grpo.reward.builtin import BUILTIN, load_reward, run_reward
 from colocate_grpo.reward.channel import Reader, encode
 from colocate_grpo.reward.grade import compare_texts
 from colocate_grpo.reward.task import RewardTask
@@ -60,9 +60,10 @@ def _messages(connection: socket.socket) -> Any:
 def _prepare(setup: dict[str, Any]) -> Callable[[dict[str, Any]], Verdict]:
     """Import everything before the first request: the time limit is for answers, not for imports."""
     reward = load_reward(setup["function"], setup["options"])
-    import sympy
+    if setup["function"] in BUILTIN:
+        import sympy
 
-    sympy.simplify(sympy.Symbol("x") * 1)
+        sympy.simplify(sympy.Symbol("x") * 1)
     limit = setup["memory_limit_mb"] << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     sys.setrecursionlimit(3_000)

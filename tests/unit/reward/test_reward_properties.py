@@ -137,10 +137,10 @@ def test_any_formula_gets_a_verdict(answer: list[str], gold: list[str]) -> None:
     assert grade(" ".join(answer), text).score in (0.0, 1.0, None)
 
 
-def test_ten_thousand_byte_strings() -> None:
+def test_byte_strings() -> None:
     generator = random.Random(7)
     reasons = set()
-    for _ in range(10_000):
+    for _ in range(2_000):
         data = generator.randbytes(generator.randrange(80))
         text = data.decode("utf-8", generator.choice(["surrogateescape", "replace", "backslashreplace"]))
         box = generator.random() < 0.7
