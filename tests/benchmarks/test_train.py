@@ -1,0 +1,100 @@
+"""The training step against plain transformers + AdamW, its scaling over two ranks, and the memory of the log-prob."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small_models as small
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import train_speed
+
+from colocate_grpo.train.logprob import VocabShard, token_logprobs
+from colocate_grpo.train.peak import peak_bytes
+
+HERE = Path(__file__).parent
+TOKENS = train_speed.ROWS * (train_speed.PROMPT + train_speed.RESPONSE)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.write("qwen3", tmp_path_factory.mktemp("speed") / "qwen3", **train_speed.MODEL)
+
+
+@pytest.fixture(scope="module")
+def single(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return measure(model_dir, 1, 1, tmp_path_factory.mktemp("single"))
+
+
+def measure(model_dir: Path, tp: int, dp: int, scratch: Path) -> dict[str, float]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if tp * dp > 1 else []
+    out, log = scratch / "seconds.json", scratch / "log.txt"
+    arguments = [str(model_dir), str(tp), str(dp), str(out)]
+    with log.open("w") as stream:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *launcher, str(HERE / "train_speed.py"), *arguments],
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            timeout=560,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
+        )
+    assert done.returncode == 0, log.read_text()[-4000:]
+    found = json.loads(out.read_text())
+    print({name: round(TOKENS / value) for name, value in found.items() if name != "parameters"}, "tokens a CPU second")
+    return found
+
+
+def test_step_is_as_fast_as_transformers(single: dict[str, float]) -> None:
+    assert single["parameters"] == pytest.approx(5e6, rel=0.1)
+    assert single["plain"] / single["ours"] >= 0.9
+
+
+@pytest.mark.parametrize(("tp", "dp", "least"), [(2, 1, 1.0), (1, 2, 1.3)])
+def test_two_ranks_are_faster_than_one(
+    model_dir: Path, single: dict[str, float], tp: int, dp: int, least: float, tmp_path: Path
+) -> None:
+    assert single["ours"] / measure(model_dir, tp, dp, tmp_path)["ours"] >= least
+
+
+def test_memory_and_time_of_the_fused_logprob() -> None:
+    """T = 4,096, vocabulary 32k, hidden 256, chunk 256, fp32, forward and backward, both forms in this one run."""
+    tokens, vocab, hidden_size = 4096, 32768, 256
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    shard = VocabShard(dist.group.WORLD, vocab, False, 256, 1.0)  # type: ignore[arg-type]
+    hidden = torch.randn(tokens, hidden_size, requires_grad=True)
+    weight = (torch.randn(vocab, hidden_size) * 0.05).requires_grad_()
+    targets, rows = torch.randint(0, vocab, (tokens,)), torch.arange(tokens)
+
+    def fused() -> None:
+        logprob, entropy = token_logprobs(hidden, weight, rows, targets, shard)
+        (logprob.sum() + 0.1 * entropy.sum()).backward()
+        hidden.grad = weight.grad = None
+
+    def naive() -> None:
+        log_p = F.log_softmax((hidden @ weight.t()).float(), dim=-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        (log_p.gather(1, targets[:, None]).sum() + 0.1 * entropy.sum()).backward()
+        hidden.grad = weight.grad = None
+
+    try:
+        peaks = {work.__name__: peak_bytes(work, torch.device("cpu")) / MIB for work in (fused, naive)}
+        times: dict[str, list[float]] = {"fused": [], "naive": []}
+        for _ in range(2):
+            for work in (fused, naive):
+                start = time.process_time()
+                work()
+                times[work.__name__].append(time.process_time() - start)
+    finally:
+        dist.destroy_process_group()
+    print(peaks, times)
+    assert peaks["fused"] <= 160
+    assert peaks["naive"] > 2000
+    assert min(times["fused"]) <= 1.2 * min(times["naive"])
