@@ -1,4 +1,4 @@
-"""Installed packages against the pinned set that is known to live together."""
+"""Installed packages against the pinned set that is known to live together, and the NCCL inside torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from colocate_grpo.doctor.finding import Context, Finding, fail, ok
 
 PACKAGE = "colocate-grpo"
+# The first one whose communicators give their memory back (ProcessGroupNCCL.suspend).
+OLDEST_NCCL = (2, 29, 7)
 
 
 def check(context: Context) -> Finding:
@@ -16,7 +18,13 @@ def check(context: Context) -> Finding:
     if wrong:
         extra = "[sglang]" if "sglang" in wanted else ""
         return fail("; ".join(wrong), f"python -m pip install -e '.{extra}'")
-    return ok(", ".join(f"{name} {pin}" for name, pin in wanted.items()))
+    nccl = nccl_version()
+    if context.wants_gpu and nccl < OLDEST_NCCL:
+        return fail(
+            f"NCCL {_dotted(nccl)} cannot suspend its communicators (needs {_dotted(OLDEST_NCCL)})",
+            "reinstall torch with the NCCL it is pinned to: python -m pip install --force-reinstall torch",
+        )
+    return ok(", ".join(f"{name} {pin}" for name, pin in wanted.items()) + f", NCCL {_dotted(nccl)}")
 
 
 def pins(needs_sglang: bool) -> dict[str, str]:
@@ -28,6 +36,17 @@ def pins(needs_sglang: bool) -> dict[str, str]:
         if equals and (not marker or (needs_sglang and "sglang" in marker)):
             found[name] = pin
     return found
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Version of the NCCL that torch loads; needs no card. (0,) where torch has none."""
+    import torch
+
+    return tuple(torch.cuda.nccl.version()) if torch.version.cuda else (0,)
+
+
+def _dotted(version_: tuple[int, ...]) -> str:
+    return ".".join(map(str, version_))
 
 
 def installed(name: str) -> str | None:

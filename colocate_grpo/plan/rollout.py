@@ -67,13 +67,13 @@ class Outcome:
 
 @dataclass(eq=False)
 class _Running:
-    """A request on its way: `done` tokens sampled, `filled` tokens of it hold KV of their own (shared prompt not)."""
+    """A request on its way: `done` tokens sampled, `filled` tokens have KV, `own` of them are not the shared prompt's."""
 
     job: Job
-    order: int
     done: int = 0
+    filled: int = 0
     own: int = 0
-    chunked: int = 0
+    holds: bool = False
 
     @property
     def left(self) -> int:
@@ -103,6 +103,23 @@ class _Cache:
         """Tokens of the prompt that are there; the last one is always computed again."""
         return min(self.prompts.get(job.group, 0), job.prompt - 1)
 
+    def take(self, request: _Running) -> None:
+        """Hold what `request.filled` says."""
+        group, prompt = request.job.group, request.job.prompt
+        if not request.holds:
+            self.users[group] = self.users.get(group, 0) + 1
+            request.holds = True
+        self.prompts[group] = max(self.prompts.get(group, 0), min(request.filled, prompt))
+        own = max(0, request.filled - prompt)
+        self.own += own - request.own
+        request.own = own
+
+    def give_back(self, request: _Running) -> None:
+        self.own -= request.own
+        self.users[request.job.group] -= 1
+        request.own = request.filled = 0
+        request.holds = False
+
     def evict(self) -> None:
         """Outputs first: they are leaves of the prefix tree."""
         over = self.used + self.cached_outputs + self._idle_prompts() - self.capacity
@@ -123,7 +140,7 @@ class Scheduler:
 
     def __init__(self, jobs: Sequence[Job], engine: Engine, latency: Latency, enough_groups: int | None = None) -> None:
         self.engine, self.latency = engine, latency
-        self.waiting = deque(_Running(job, i) for i, job in enumerate(jobs))
+        self.waiting = deque(_Running(job) for job in jobs)
         self.running: list[_Running] = []
         self.chunked: _Running | None = None
         self.cache = _Cache(engine.kv_tokens)
@@ -176,32 +193,26 @@ class Scheduler:
         self.outcome.prefills += 1
         self.outcome.prefilled += tokens
         self.outcome.seconds += self.latency.prefill(tokens)
-        self.chunked = None
+        was_empty, self.chunked = not self.running, None
         for request, count in batch:
             self._hold(request, count)
+        # SGLang forgets that it is full when the prefilled batch becomes the running one, or loses its last chunk.
+        if was_empty or self.chunked:
+            self.full = False
         self.cache.evict()
         self._finish()
 
     def _hold(self, request: _Running, count: int) -> None:
-        """Give a prefilled request its KV; a prompt that its group already holds is kept once."""
-        job, cache = request.job, self.cache
-        request.chunked += count
-        needed = job.prompt + request.done
-        if request.chunked + self._cached_part(request) < needed:
-            cache.own += count
-            request.own += count
+        """Give a request the KV of `count` computed tokens; a prompt, or its part, is kept once a group."""
+        job = request.job
+        request.filled += count
+        self.cache.take(request)
+        if request.filled < job.prompt + request.done:
             self.chunked = request
             return
-        cache.own += request.done - request.own
-        request.own = request.done
-        cache.prompts[job.group] = job.prompt
-        cache.users[job.group] = cache.users.get(job.group, 0) + 1
         request.done += 1
         self.outcome.generated += 1
         self.running.append(request)
-
-    def _cached_part(self, request: _Running) -> int:
-        return self.cache.hit(request.job)
 
     # -- decode -----------------------------------------------------------------------------------------------
 
@@ -219,8 +230,8 @@ class Scheduler:
         self.outcome.seconds += steps * self.latency.decode(count, mean_kv)
         for request in self.running:
             request.done += steps
-            request.own += steps
-        self.cache.own += steps * count
+            request.filled += steps
+            self.cache.take(request)
         self.outcome.generated += steps * count
         self._note_peak()
         self.cache.evict()
@@ -231,8 +242,7 @@ class Scheduler:
         self.running.sort(key=lambda r: (r.done, -r.job.prompt), reverse=True)
         while len(self.running) > 1:
             request = self.running.pop()
-            self._release(request)
-            request.own = request.chunked = 0
+            self.cache.give_back(request)
             self.waiting.append(request)
             self.outcome.retractions += 1
             if self.cache.free >= len(self.running):
@@ -248,16 +258,12 @@ class Scheduler:
         self.running = [r for r in self.running if r.left > 0]
         self.full = False
         for request in done:
-            self._release(request)
             self.cache.cached_outputs += request.own
+            self.cache.give_back(request)
             self.members[request.job.group] -= 1
             if self.members[request.job.group] == 0:
                 self.outcome.finished_groups.append(request.job.group)
         self.cache.evict()
-
-    def _release(self, request: _Running) -> None:
-        self.cache.own -= request.own
-        self.cache.users[request.job.group] -= 1
 
     def _note_peak(self) -> None:
         used = self.cache.used
@@ -298,11 +304,12 @@ class _Budget:
         if extend + future + 1 >= self.remaining - pinned:
             return False
         self.promised += pinned if not any(r.job.group == job.group for r, _ in self.batch) else 0
+        request.filled = hit
         self._take(request, extend, min(job.limit, CLIP_MAX_NEW_TOKENS))
         return True
 
     def continue_chunk(self, request: _Running) -> None:
-        left = request.job.prompt + request.done - request.chunked - self.scheduler.cache.hit(request.job)
+        left = request.job.prompt + request.done - request.filled
         self._take(request, left, min(request.job.limit, CLIP_MAX_NEW_TOKENS))
 
     def _take(self, request: _Running, extend: int, future: int) -> None:

@@ -76,6 +76,12 @@ def test_versions_against_the_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch 0.1" in finding.what
 
 
+def test_nccl_that_cannot_suspend_fails_on_cards_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "nccl_version", lambda: (2, 28, 3))
+    assert "2.28.3" in versions.check(context(Nvml(cards=1))).what
+    assert versions.check(context(run={"device": "cpu"})).level == "ok"
+
+
 def test_too_little_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def machine_of(gib: float) -> None:
         memory = psutil.virtual_memory()._replace(total=int(gib * 2**30), available=int(gib * 0.9 * 2**30))

@@ -50,7 +50,7 @@ def test_samples_of_a_group_hold_their_prompt_once() -> None:
 
 
 def test_less_room_means_more_iterations_and_retractions() -> None:
-    jobs = [Job(i, 50, 100 + 10 * i, 600) for i in range(30)]
+    jobs = [Job(i, 50, 550 + i, 600) for i in range(30)]
     roomy = Scheduler(jobs, Engine(100_000), COUNTING).run()
     tight = Scheduler(jobs, Engine(2_000), COUNTING).run()
     assert roomy.retractions == 0
