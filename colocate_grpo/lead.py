@@ -19,6 +19,8 @@ from colocate_grpo.observe.guards import Firing, check_rollout, check_step
 from colocate_grpo.observe.metrics import EvalPoint, Kind, MetricsLog, StepView, read_rows, view
 from colocate_grpo.observe.state import StateFile
 from colocate_grpo.observe.tensorboard import TensorBoardLog
+from colocate_grpo.reward.builtin import with_answer_scope
+from colocate_grpo.reward.explain import explain_equal_rewards
 from colocate_grpo.reward.extract import resolve_scope
 from colocate_grpo.reward.pool import RewardPool
 from colocate_grpo.rollout.engine import RolloutEngine
@@ -63,9 +65,8 @@ class Lead:
     def start(self, engine: RolloutEngine, salt: int) -> None:
         """Start the reward workers, and the engine on its still empty cards."""
         c = self.config.reward
-        options = dict(c.options)
-        if c.function == "math_boxed":
-            options.setdefault("answer_scope", resolve_scope(c.answer_scope, self.prompts.rows[0].text))
+        scope = resolve_scope(c.answer_scope, self.prompts.rows[0].text)
+        options = with_answer_scope(c.function, c.options, scope)
         self.rewards = RewardPool(c.function, options, c.workers, c.timeout_s, c.memory_limit_mb, c.max_chars)
         self.rewards.start()
         self.engine = engine
@@ -108,7 +109,18 @@ class Lead:
         }
         if self.config.run.dump_rollouts:
             write_trajectories(self._dump(f"step_{step}"), batch.trajectories)
+        self._warn_of_equal_rewards(step, batch)
         return batch, metrics
+
+    def _warn_of_equal_rewards(self, step: int, batch: Batch) -> None:
+        assert self.sampler
+        judged = [t for t in batch.trajectories if t.verdict]
+        if len({t.score for t in judged}) > 1:
+            return
+        texts = [self.runner.response_text(t, self.sampler.sampling) for t in judged]
+        if why := explain_equal_rewards([t.verdict for t in judged if t.verdict], texts):
+            log.warning("step %d: %s", step, why)
+            self.events.emit("equal_rewards", step=step, message=why)
 
     def record(self, kind: Kind, step: int, values: dict[str, Any]) -> None:
         """A row for metrics.jsonl, and what is derived from it."""

@@ -23,6 +23,7 @@ KINDS = frozenset(
         "save_failed",
         "checkpoint_skipped",
         "rotate",
+        "equal_rewards",
         "eval",
         "stop_requested",
         "attempt_end",
