@@ -132,7 +132,8 @@ class Block:
         self._stops[rows] = -1
         self._stops[rows, :stops] = source._stops[source_rows]
         moved = [source.sequences.pop(row) for row in source_rows]
-        length = source._steps + max(s.horizon for s in moved)
+        # The next token has no place yet in a cache that is full to the end of a chunk.
+        length = min(source._steps + max(s.horizon for s in moved), source.cache.positions)
         self.cache.copy_rows(source.cache, torch.tensor(source_rows), torch.tensor(rows), length)
         for row, sequence in zip(rows, moved, strict=True):
             self.sequences[row] = sequence
