@@ -34,6 +34,12 @@ LOG_TAIL_LINES = 25
 LOG_TAIL_BYTES = 16384
 USAGE_ERROR = 2
 SERVER_KEEP_ALIVE_S = 120  # longer than the client's: whoever reuses a closing connection loses its request
+SERVER_ENVIRONMENT = {
+    # Anyone may ask for /health, and a server that generates for it would touch memory that is asleep.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "false",  # log-probs are those of the distribution that was sampled
+    "SGLANG_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_S),
+}
 
 
 class ServerProcess:
@@ -102,9 +108,7 @@ class ServerProcess:
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ALLOWED_ENVIRONMENT or k.startswith(ALLOWED_PREFIXES)}
         kept |= processes.tagged(self.tag)
-        # Anyone may ask for /health, and a server that generates for it would touch memory that is asleep.
-        kept["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
-        kept["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(SERVER_KEEP_ALIVE_S)
+        kept |= SERVER_ENVIRONMENT
         if self.device == "cpu":
             kept |= self._cpu_environment()
         return kept

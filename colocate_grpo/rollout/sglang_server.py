@@ -276,7 +276,8 @@ class SglangEngine:
         await self._post(
             "/update_weight_version", {"new_version": str(self._next_version), "abort_all_requests": False}
         )
-        await self._post("/flush_cache?timeout=30", {})
+        if self.state is EngineState.AWAKE:  # a sleeping cache was flushed when it went to sleep
+            await self._post("/flush_cache?timeout=30", {})
         self.weight_version = self._next_version
 
     async def checksums(self) -> dict[str, str]:
