@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -66,11 +67,17 @@ class ServerProcess:
         write_options(self.options_path, options)
         parent_tag = os.environ.get(processes.RUN_ID, f"untracked-{os.getpid()}")
         self.tag = f"{parent_tag}:engine_{self.index}:{secrets.token_hex(4)}"
-        with self.log_path.open("ab") as log:
+        with self._open_log() as log:
             self.process = psutil.Popen(
                 [sys.executable, "-m", "sglang.launch_server", "--config", str(self.options_path)],
                 env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+
+    def _open_log(self) -> BinaryIO:
+        """For the owner's eyes: SGLang writes its options there, the key among them."""
+        log = os.fdopen(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        os.fchmod(log.fileno(), 0o600)
+        return log
 
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -97,13 +104,13 @@ class ServerProcess:
         self.options_path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """The last lines of the log, ready to end a message with."""
+        """The last lines of the log without the key, ready to end a message with."""
         if not self.log_path.exists():
             return "; it has no log"
         with self.log_path.open("rb") as log:
             log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join([f"; the end of {self.log_path}:", *lines])
+        return "\n".join([f"; the end of {self.log_path}:", *lines]).replace(self.api_key, "(key)")
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ALLOWED_ENVIRONMENT or k.startswith(ALLOWED_PREFIXES)}

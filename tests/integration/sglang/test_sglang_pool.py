@@ -95,8 +95,10 @@ def test_the_key_is_in_no_command_line_and_no_file_that_others_read(servers):
     found = servers.processes()
     assert len(found) >= 6  # launcher, scheduler and detokenizer of two engines
     assert not any(key in argument for process in found for argument in process.cmdline())
-    for engine in servers.pool.engines:
-        assert stat.S_IMODE(engine.process.options_path.stat().st_mode) == 0o600
+    holding = [f for f in servers.directory.rglob("*") if f.is_file() and key.encode() in f.read_bytes()]
+    assert {f.name for f in holding} >= {"engine_0.yaml", "engine_1.yaml"}
+    assert {stat.S_IMODE(f.stat().st_mode) for f in holding} == {0o600}
+    assert key not in servers.pool.engines[0].process.log_tail()
 
 
 def test_only_listed_variables_reach_an_engine(servers, run_tag):
