@@ -98,10 +98,8 @@ class Soak:
         mismatch = max(row["train/train_rollout_logprob_abs_diff"] for row in counted.steps.values())
         versions = [row["weight_version"] for row in counted.steps.values()]
         assert versions == sorted(set(versions)), f"weight versions {versions}"
-        kinds = Counter(
-            event["kind"] for kind in ("engine_lost", "engine_restarted") for event in self.run.events(kind)
-        )
-        self.say(f"all {STEPS} steps in one attempt; {dict(kinds)}; failed share a step: {failed}")
+        kinds = {kind: len(self.run.events(kind)) for kind in ("engine_lost", "engine_restarted")}
+        self.say(f"all {STEPS} steps in one attempt; {kinds}; failed share a step: {failed}")
         self.say(f"largest train/rollout log-prob difference: {mismatch:.2e}; weight versions {versions}")
         self.say("no process of the run is left: PASSED")
         self.say(f"machine: {psutil.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, no GPU")
