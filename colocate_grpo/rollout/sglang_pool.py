@@ -170,7 +170,7 @@ class SglangPool:
             await engine.start()
             await engine.sleep()
         except EngineError as error:  # the others carry the run; it is tried again next time
-            log.error("restart failed: %s", error)
+            self._tell_loss(engine, f"restart failed: {error}")
             await engine.stop()
             return
         self.live = [e for e in self.engines if e in self.live or e is engine]
@@ -181,12 +181,15 @@ class SglangPool:
         if engine not in self.live:
             return
         self.live.remove(engine)
-        self._last_loss = str(error)
-        log.error("%s", error)
-        self.on_event("engine_lost", engine=engine.index, requests=engine.load, message=str(error).splitlines()[0])
+        self._tell_loss(engine, str(error))
         task = asyncio.ensure_future(engine.stop(grace_s=0.0))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    def _tell_loss(self, engine: SglangEngine, why: str) -> None:
+        self._last_loss = why
+        log.error("%s", why)
+        self.on_event("engine_lost", engine=engine.index, requests=engine.load, message=why.splitlines()[0])
 
     async def _each(self, call: Callable[[SglangEngine], Awaitable[None]]) -> None:
         """`call` on every live engine at once; who fails is lost. EngineError when none is left."""
