@@ -40,7 +40,8 @@ class Entry:
 
 def tensor_checksum(tensor: Tensor) -> str:
     """SHA-256 of the raw bytes: the same for equal bits on any device."""
-    data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    # A copy: numpy() forbids resizing the storage that it looks into, and sleeping resizes storages.
+    data = tensor.detach().to("cpu", copy=True).contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(data.numpy().data).hexdigest()
 
 
