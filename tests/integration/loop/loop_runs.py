@@ -43,7 +43,7 @@ class Runner:
     def start(self, name: str, *more: str, command: str = "train", options: tuple[str, ...] = ()) -> subprocess.Popen:
         log = (self.root / f"{name}.log").open("ab")
         arguments = [command, *options, str(DEMO), *self.overrides(name, *more)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
         return subprocess.Popen(
             [sys.executable, "-c", "from colocate_grpo.cli import main; main()", *arguments],
             stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
