@@ -113,6 +113,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("overrides", nargs="*")
     a = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that the runs are ended as well
     a.log.parent.mkdir(parents=True, exist_ok=True)
     with a.log.open("w") as log:
         Soak(a.work.resolve(), a.model.resolve(), log, a.seed, a.overrides).execute()
