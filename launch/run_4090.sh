@@ -90,6 +90,15 @@ write_unit() {
 
 train_command() { printf '%q ' "$(command -v colocate-grpo)" train "$config" "${overrides[@]}"; }
 
+# A driver that has just been stopped needs a moment to go, one that was just started a moment to hold the run.
+wait_for_pane() {
+    local tries=50
+    while pane_is_alive && [ "$tries" -gt 0 ]; do
+        tries=$((tries - 1))
+        sleep 0.2
+    done
+}
+
 wait_until_running() {
     local tries=120
     until is_running; do
@@ -122,13 +131,13 @@ print(run["name"], run["dir"] or "runs/" + run["name"])' <<<"$resolved")
 session=colocate-${name//[.:]/-}
 unit=colocate-grpo-$name.service
 
+[ "$how" = systemd ] || command -v tmux >/dev/null || die "tmux is missing: apt-get install tmux (or use --systemd)"
+is_running || { [ "$how" = tmux ] && wait_for_pane; }
 if is_running; then
     echo "$run_dir is already running"
     say_how_to_look
     exit 0
-fi
-[ "$how" = systemd ] || command -v tmux >/dev/null || die "tmux is missing: apt-get install tmux (or use --systemd)"
-if [ "$how" = tmux ] && pane_is_alive; then
+elif [ "$how" = tmux ] && pane_is_alive; then
     echo "$run_dir is starting"
     say_how_to_look
     exit 0
