@@ -132,7 +132,7 @@ session=colocate-${name//[.:]/-}
 unit=colocate-grpo-$name.service
 
 [ "$how" = systemd ] || command -v tmux >/dev/null || die "tmux is missing: apt-get install tmux (or use --systemd)"
-is_running || { [ "$how" = tmux ] && wait_for_pane; }
+if [ "$how" = tmux ] && ! is_running; then wait_for_pane; fi
 if is_running; then
     echo "$run_dir is already running"
     say_how_to_look
