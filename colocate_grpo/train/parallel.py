@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from colocate_grpo.config import Config
+from colocate_grpo.config import Config, RunConfig
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.train import shim
 
@@ -61,10 +61,11 @@ class Parallel:
                 f"processes, but {world} were started"
             )
         device = pick_device(config)
-        _set_device(device, config.run.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        _set_device(device, config.run, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         shim.install(device)
         store = _open_store(rank, world, config.run.start_timeout)
         generation = next(_generation)  # keys of groups that this process left must not be met again
+        _meet(dist.PrefixStore(f"meet/{generation}", store), rank, world, config.run.start_timeout)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=dist.PrefixStore(f"groups/{generation}", store),
@@ -122,10 +123,13 @@ class Parallel:
         dist.destroy_process_group()
 
 
-def _set_device(device: torch.device, threads: int, local_ranks: int) -> None:
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_ranks))
+def _set_device(device: torch.device, run: RunConfig, local_ranks: int) -> None:
+    torch.set_num_threads(run.threads or max(1, len(os.sched_getaffinity(0)) // local_ranks))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if run.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def _open_store(rank: int, world: int, timeout: float) -> dist.TCPStore:
@@ -137,6 +141,12 @@ def _open_store(rank: int, world: int, timeout: float) -> dist.TCPStore:
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=rank == 0 and not hosted, timeout=limit)
+
+
+def _meet(store: dist.Store, rank: int, world: int, timeout: float) -> None:
+    """Wait until every rank is here: what they load first takes different times, a collective's time-out is short."""
+    store.set(f"here/{rank}", "1")
+    store.wait([f"here/{other}" for other in range(world)], datetime.timedelta(seconds=timeout))
 
 
 def _free_port() -> int:
