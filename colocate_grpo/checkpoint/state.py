@@ -9,6 +9,7 @@ import queue
 from pathlib import Path
 from typing import Any
 
+import psutil  # noqa: F401 - without it Megatron's writer hangs for ever instead of failing
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.serialization import (

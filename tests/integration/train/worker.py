@@ -128,10 +128,12 @@ def check_steps(trainer: Trainer, model: Any, steps: int = 10) -> Results:
 
 
 def parity_cases(tp: int, dp: int) -> Iterator[tuple[str, bool, bool]]:
-    """(family, sequence parallel, recompute): all for one family, the others once."""
-    choices = (False, True) if dp == 1 else (True,)
-    for sequence_parallel in choices if tp > 1 else (False,):
-        for recompute in choices:
+    """(family, sequence parallel, recompute): all of them where only TP matters, one where DP comes in."""
+    if dp > 1:
+        yield "qwen3", tp > 1, True
+        return
+    for sequence_parallel in (False, True) if tp > 1 else (False,):
+        for recompute in (False, True):
             yield "qwen3", sequence_parallel, recompute
     yield "llama", tp > 1, False
     yield "qwen2", tp > 1, False
@@ -179,19 +181,23 @@ def optimizer_steps(models: Path, world: int) -> Iterator[tuple[str, Results]]:
 
 
 def invariance(models: Path, world: int) -> Iterator[tuple[str, Results]]:
-    """Ragged batches under every aggregation; in one process hypothesis does this (test_invariance.py)."""
-    batches = [small.make_batch(seed, groups=3, size=3, longest=longest) for seed, longest in ((1, 6), (2, 400))]
+    """Ragged batches under every aggregation, one so small that DP ranks stay without a micro-batch.
+
+    In one process hypothesis does this (test_invariance.py).
+    """
+    batches = [small.make_batch(1, 3, 3, 6), small.make_batch(2, 3, 3, 400), small.make_batch(3, 1, 2, 30)]
+    model = small.build("qwen3")
     for tp, dp in LAYOUTS[world]:
-        for aggregation in ("token_mean", "sequence_mean", "constant"):
-            config = small.make_config(
-                models / "qwen3",
-                parallel={"tp": tp, "dp": dp},
-                rollout=OLD_FROM_ROLLOUT,
-                algorithm={"aggregation": aggregation},
-                train={"max_tokens_per_microbatch": 300},
-            )
-            with trainer_of(config) as trainer:
-                model = small.build("qwen3")
+        config = small.make_config(
+            models / "qwen3",
+            parallel={"tp": tp, "dp": dp},
+            rollout=OLD_FROM_ROLLOUT,
+            train={"max_tokens_per_microbatch": 300},
+        )
+        with trainer_of(config) as trainer:
+            for aggregation in ("token_mean", "sequence_mean", "constant"):
+                algorithm = config.algorithm.model_copy(update={"aggregation": aggregation})
+                trainer.config = config.model_copy(update={"algorithm": algorithm})
                 worst = max(check_gradient(trainer, model, b, aggregation)["relative"] for b in batches)
                 yield f"tp{tp} dp{dp} {aggregation}", {"relative": worst}
 
@@ -272,6 +278,8 @@ def resharding(models: Path, shared: Path, world: int) -> Iterator[tuple[str, Re
     for kind in ("fp32", "masters", "stochastic"):
         kept = json.loads((shared / f"{kind}.json").read_text())
         for tp, dp in LAYOUTS[world]:
+            if (tp, dp) == (2, 2):
+                continue
             with trainer_of(saved_layout(models, kind, tp, dp)) as trainer:
                 trainer.load(shared / kind)
                 weights = trainer.checksums() == kept["checksums"]
