@@ -30,6 +30,10 @@ class VocabShard:
     def tp(self) -> int:
         return self.group.size()
 
+    def real_columns(self, size: int) -> int:
+        """How many of this rank's `size` columns are real vocabulary; the rest is padding."""
+        return max(0, min(size, self.vocab - self.group.rank() * size))
+
 
 def token_logprobs(
     hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, shard: VocabShard
@@ -54,12 +58,13 @@ class _TokenLogProbs(torch.autograd.Function):
         for part in _chunks(rows.shape[0], shard.chunk):
             logits = _scaled_logits(full.index_select(0, rows[part]), weight, shard)
             logprob[part], entropy[part], logsumexp[part] = _statistics(logits, targets[part], shard)
+        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing on the way back
         ctx.save_for_backward(hidden, weight, rows, targets, logsumexp, entropy)
         ctx.shard = shard
         return logprob, entropy
 
     @staticmethod
-    def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_logprob: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, rows, targets, logsumexp, entropy = ctx.saved_tensors
         shard: VocabShard = ctx.shard
         full = _gather_sequence(hidden, shard)
@@ -68,7 +73,9 @@ class _TokenLogProbs(torch.autograd.Function):
         for part in _chunks(rows.shape[0], shard.chunk):
             chunk = full.index_select(0, rows[part])
             log_p = _scaled_logits(chunk, weight, shard).sub_(logsumexp[part, None])
-            d_logits = _logits_gradient(log_p, targets[part], entropy[part], d_logprob[part], d_entropy[part], shard)
+            d_logits = _logits_gradient(
+                log_p, targets[part], entropy[part], _part(d_logprob, part), _part(d_entropy, part), shard
+            )
             d_logits = d_logits.to(weight.dtype)
             d_full.index_copy_(0, rows[part], d_logits @ weight)
             _accumulate(d_weight, d_logits, chunk)
@@ -104,10 +111,22 @@ def _scaled_logits(chunk: Tensor, weight: Tensor, shard: VocabShard) -> Tensor:
     logits = (chunk @ weight.t()).float()
     if shard.temperature != 1.0:
         logits.div_(shard.temperature)
-    real = max(0, shard.vocab - shard.group.rank() * weight.shape[0])
+    real = shard.real_columns(weight.shape[0])
     if real < weight.shape[0]:
         logits[:, real:] = -torch.inf
     return logits
+
+
+def _finite(log_p: Tensor, shard: VocabShard) -> Tensor:
+    """In place: -inf of padding as a large number, since p log p of an impossible column is 0, not 0 * -inf."""
+    real = shard.real_columns(log_p.shape[1])
+    if real < log_p.shape[1]:
+        log_p[:, real:] = -1e30
+    return log_p
+
+
+def _part(values: Tensor | None, part: slice) -> Tensor | None:
+    return None if values is None else values[part]
 
 
 def _own(targets: Tensor, size: int, shard: VocabShard) -> tuple[Tensor, Tensor]:
@@ -125,8 +144,7 @@ def _statistics(logits: Tensor, targets: Tensor, shard: VocabShard) -> tuple[Ten
     logits.sub_(top[:, None])
     target = logits.gather(1, column[:, None])[:, 0].masked_fill_(~own, 0.0)
     e = logits.exp()
-    # p log p of an impossible column is 0, not 0 * -inf.
-    sums = torch.stack([e.sum(-1), target, logits.clamp_(min=-1e30).mul_(e).sum(-1)])
+    sums = torch.stack([e.sum(-1), target, _finite(logits, shard).mul_(e).sum(-1)])
     if shard.tp > 1:
         dist.all_reduce(sums, group=shard.group)
     log_sum = sums[0].log()
@@ -134,13 +152,23 @@ def _statistics(logits: Tensor, targets: Tensor, shard: VocabShard) -> tuple[Ten
 
 
 def _logits_gradient(
-    log_p: Tensor, targets: Tensor, entropy: Tensor, d_logprob: Tensor, d_entropy: Tensor, shard: VocabShard
+    log_p: Tensor,
+    targets: Tensor,
+    entropy: Tensor,
+    d_logprob: Tensor | None,
+    d_entropy: Tensor | None,
+    shard: VocabShard,
 ) -> Tensor:
     """d/dz = d_logprob (1[target] - p) - d_entropy p (log p + H), over the temperature; destroys `log_p`."""
     own, column = _own(targets, log_p.shape[1], shard)
-    p = log_p.exp()
-    log_p.clamp_(min=-1e30).add_(entropy[:, None]).mul_(d_entropy[:, None]).add_(d_logprob[:, None])
-    gradient = log_p.mul_(p).neg_()
+    if d_logprob is None:
+        d_logprob = torch.zeros_like(entropy)
+    if d_entropy is None:
+        gradient = log_p.exp_().mul_(-d_logprob[:, None])
+    else:
+        p = log_p.exp()
+        _finite(log_p, shard).add_(entropy[:, None]).mul_(-d_entropy[:, None]).sub_(d_logprob[:, None])
+        gradient = log_p.mul_(p)
     gradient.scatter_add_(1, column[:, None], (d_logprob * own)[:, None])
     return gradient.div_(shard.temperature) if shard.temperature != 1.0 else gradient
 
