@@ -21,7 +21,10 @@ Kernels = Literal["fused", "composite"]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of `tokens` on one rank; `element` is bytes of an activation, `chunk` tokens of a log-prob."""
+    """One micro-batch of `tokens` on one rank; `element` is bytes of an activation, `chunk` tokens of a log-prob.
+
+    `entropy`: the loss uses it. Without `fp32_gradients` the output layer's gradient is collected beside them.
+    """
 
     tokens: int
     tp: int
@@ -30,6 +33,8 @@ class MicroBatch:
     chunk: int
     recompute: bool
     kernels: Kernels
+    entropy: bool = False
+    fp32_gradients: bool = True
 
     @property
     def rows(self) -> int:
@@ -110,11 +115,14 @@ def _attention_ops(shape: ModelShape, batch: MicroBatch) -> list[Op]:
     # What the residual stream's gradient takes while the attention branch is worked on.
     residual = wide
     norms = [
-        _head_norm("q_norm", t * heads, shape.head_dim, batch, residual + 2 * t * k * e),
-        _head_norm("k_norm", t * kv_heads, shape.head_dim, batch, residual + t * fused * e),
+        # Queries of several groups are copied out of the projection, those of one group and keys are views of it.
+        _head_norm("q_norm", t * heads, shape.head_dim, batch, residual + 2 * t * k * e, is_view=kv_heads == 1),
+        _head_norm("k_norm", t * kv_heads, shape.head_dim, batch, residual + t * fused * e, is_view=True),
     ]
     return [
-        _norm("input_norm", batch.rows, shape.hidden, batch, residual),
+        _norm(
+            "input_norm", batch.rows, shape.hidden, batch, residual, kept_elsewhere=_checkpointed_input(shape, batch)
+        ),
         Op("qkv", wide, t * fused * e, full, shape.hidden * fused * e + gathered + residual, gathered + t * fused * e),
         *(norms if shape.qk_norm else []),
         Op("rotary", t * (q + k) * e, t * fused * e, t * q * e, t * q * e + residual),
@@ -135,21 +143,26 @@ def _mlp_ops(shape: ModelShape, batch: MicroBatch) -> list[Op]:
     ]
 
 
-def _norm(name: str, rows: int, width: int, batch: MicroBatch, held: int) -> Op:
+def _checkpointed_input(shape: ModelShape, batch: MicroBatch) -> int:
+    """Recompute keeps the layer's input, which its first norm saves again, unless that makes an fp32 copy of it."""
+    copies = batch.kernels == "composite" and batch.element != FP32
+    return _wide(shape, batch) if batch.recompute and not copies else 0
+
+
+def _norm(name: str, rows: int, width: int, batch: MicroBatch, held: int, kept_elsewhere: int = 0) -> Op:
     """A composite norm saves its input and its normalised input in fp32, and works with four such copies."""
     size, e = rows * width, batch.element
     if batch.kernels == "fused":
-        return Op(name, size * e + rows * FP32, size * e, size * e, held)
-    return Op(name, 2 * size * FP32 + rows * FP32, 0, 0, held + 4 * size * FP32)
+        return Op(name, size * e + rows * FP32 - kept_elsewhere, size * e, size * e, held)
+    return Op(name, 2 * size * FP32 + rows * FP32 - kept_elsewhere, 0, 0, held + 4 * size * FP32)
 
 
-def _head_norm(name: str, rows: int, width: int, batch: MicroBatch, held: int) -> Op:
-    """Norm of queries or keys: its input is a part of the fused projection, which is kept for the values anyway."""
+def _head_norm(name: str, rows: int, width: int, batch: MicroBatch, held: int, is_view: bool) -> Op:
+    """Norm of queries or keys. `is_view`: its input is a part of the fused projection, kept for the values anyway."""
     size, e = rows * width, batch.element
     if batch.kernels == "fused":
         return Op(name, rows * FP32, size * e, size * e, held)
-    # Keys in fp32 are normalised in place of the projection; queries are copied out of it first.
-    copies = 1 if e == FP32 and name == "k_norm" else 2
+    copies = 1 if e == FP32 and is_view else 2
     return Op(name, copies * size * FP32 + rows * FP32, size * e, 0, held + 3 * size * FP32)
 
 
@@ -162,14 +175,19 @@ def _head_forward(shape: ModelShape, batch: MicroBatch) -> int:
 
 
 def _head_backward(shape: ModelShape, batch: MicroBatch) -> int:
-    """Its backward: log-probs and probabilities of a chunk, or the weight's gradient of it before it is added."""
+    """Its backward: logits of a chunk and what is left of the one before, or the weight's gradient of a chunk."""
     chunk, cells = _chunk_cells(shape, batch)
     e, several = batch.element, batch.tokens > chunk
+    cast = e if e != FP32 else 0
+    loop = (FP32 + cast) * (2 if several else 1)
+    if batch.entropy:
+        loop = max(loop, 2 * FP32 + ((cast or FP32) if several else 0))
     weight = shape.padded_vocab(batch.tp) // batch.tp * shape.hidden
-    product = cells * (FP32 + e) + weight * e if e != FP32 else cells * FP32
-    loop = cells * (2 * FP32 + ((2 * e if e != FP32 else FP32) if several else 0))
+    product = cells * (FP32 + cast) + (weight * e if cast else 0)
+    accumulator = 0 if batch.fp32_gradients else weight * FP32
     gradient = batch.padded * shape.hidden * e
-    return max(product, loop) + chunk * shape.hidden * e + gradient + _gathered_hidden(shape, batch)
+    working = max(product, cells * loop) + chunk * shape.hidden * e
+    return working + accumulator + gradient + _gathered_hidden(shape, batch)
 
 
 def _chunk_cells(shape: ModelShape, batch: MicroBatch) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from colocate_grpo.train.shape import ModelShape
 
 # One token of a trajectory in a jsonl.zst dump: its id, mask and log-prob after compression.
 DUMP_BYTES_PER_TOKEN = 12
+# torch.distributed.checkpoint wraps every stored piece; measured.
+STORED_TENSOR_BYTES = 1950
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,21 @@ class HostPlan:
 
 
 def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
-    """Model and optimizer in one checkpoint: each value once, whatever the layout; the vocabulary stays padded."""
+    """Model and optimizer in one checkpoint: each value once, whatever the layout; the vocabulary stays padded.
+
+    AdamW stores weights, fp32 masters (of fp32 weights too) and two fp32 moments; stochastic rounding no masters.
+    """
     padding = (shape.padded_vocab(config.parallel.tp) - shape.vocab) * shape.hidden * (1 if shape.tied else 2)
-    if config.train.optimizer.kind == "sr_adamw":
-        return (shape.parameters + padding) * (2 + 2 * 2)
-    masters = 4 if ELEMENT[config.model.dtype] == 2 else 0
-    return (shape.parameters + padding) * (ELEMENT[config.model.dtype] + masters + 8)
+    rounding = config.train.optimizer.kind == "sr_adamw"
+    value = 2 + 2 * 2 if rounding else ELEMENT[config.model.dtype] + 4 + 8
+    items = _stored_tensors(shape, config.parallel.tp) * (3 if rounding else 4)
+    return (shape.parameters + padding) * value + items * STORED_TENSOR_BYTES
+
+
+def _stored_tensors(shape: ModelShape, tp: int) -> int:
+    """Pieces of one state: sharded tensors once a TP rank (the two halves of fc1 apart), the others once."""
+    sharded = shape.layers * (5 + shape.qkv_bias) + (1 if shape.tied else 2)
+    return sharded * tp + shape.layers * (2 + 2 * shape.qk_norm) + 1
 
 
 def plan_disk(shape: ModelShape, config: Config, tokens_per_step: float) -> DiskPlan:

@@ -134,6 +134,8 @@ def micro_batch(config: Config) -> MicroBatch:
         chunk=config.train.logprob_chunk,
         recompute=config.train.recompute,
         kernels="fused" if runs_on_gpu(config) else "composite",
+        entropy=config.algorithm.entropy_coef > 0,
+        fp32_gradients=config.train.optimizer.kind == "adamw",
     )
 
 

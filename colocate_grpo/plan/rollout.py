@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class _Running:
-    """A request on its way: `done` tokens sampled, `filled` tokens have KV, `own` of them are not the shared prompt's."""
+    """A request on its way: `done` tokens sampled, `filled` have KV, of which `own` are not the shared prompt."""
 
     job: Job
     done: int = 0

@@ -22,14 +22,15 @@ from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.shape import ModelShape
 from colocate_grpo.train.step import wrap
 
-LENGTHS = (256, 512, 1024)
+LENGTHS = (128, 256, 512)
+CHUNK = 128
 TIED = {
-    "model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 48, "intermediate_size": 704, "vocab_size": 2048, "tie_word_embeddings": True,
+    "model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 48, "intermediate_size": 352, "vocab_size": 1024, "tie_word_embeddings": True,
 }  # fmt: skip
 UNTIED = {
-    "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 192, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 512, "vocab_size": 4000,
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 96, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 256, "vocab_size": 2000,
     "tie_word_embeddings": False,
 }  # fmt: skip
 MODELS = {"tied": TIED, "untied": UNTIED}
@@ -42,7 +43,7 @@ def config_of(tp: int, dtype: str, recompute: bool, kind: str = "adamw") -> Conf
             "model": {"path": "unused", "dtype": dtype},
             "data": {"train": "unused"},
             "parallel": {"tp": tp},
-            "train": {"recompute": recompute, "optimizer": {"kind": kind}},
+            "train": {"recompute": recompute, "logprob_chunk": CHUNK, "optimizer": {"kind": kind}},
         }
     )
 

@@ -82,7 +82,8 @@ def test_activation_peak_equals_the_trackers(tp: int, measured: Callable[[int], 
     for case, peak in measured(tp)["activations"].items():
         name, dtype, recompute, tokens = case.split(" ")
         batch = MicroBatch(
-            tokens=int(tokens), tp=tp, sequence_parallel=True, element=2 if dtype == "bfloat16" else 4, chunk=512,
+            tokens=int(tokens), tp=tp, sequence_parallel=True, element=2 if dtype == "bfloat16" else 4,
+            chunk=activations_worker.CHUNK,
             recompute=recompute == "True", kernels="composite",
         )  # fmt: skip
         shape = ModelShape.from_hf(activations_worker.MODELS[name])
