@@ -106,11 +106,11 @@ class ServerProcess:
     def log_tail(self) -> str:
         """The last lines of the log without the key, ready to end a message with."""
         if not self.log_path.exists():
-            return "; it has no log"
+            return "\n(it has no log)"
         with self.log_path.open("rb") as log:
             log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join([f"; the end of {self.log_path}:", *lines]).replace(self.api_key, "(key)")
+        return "\n".join(["", f"the end of {self.log_path}:", *lines]).replace(self.api_key, "(key)")
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ALLOWED_ENVIRONMENT or k.startswith(ALLOWED_PREFIXES)}
