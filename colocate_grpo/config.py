@@ -237,7 +237,7 @@ class CheckpointConfig(Section):
     keep_best: Natural = Field(0, description="Best checkpoints kept by `best_metric`.")
     best_metric: str | None = Field(None, description="Evaluation metric, for example `eval/aime`.")
     keep_every: Natural = Field(0, description="Every so many-th step is kept for good; 0 is off.")
-    export_best: bool = Field(False, description="Copy of the best checkpoint as a Hugging Face directory.")
+    export_best: bool = Field(False, description="At the end, the best checkpoint as a Hugging Face directory `hf/best`.")
     min_free_gib: NonNegative = Field(1.0, description="Free space that must remain after a save.")
 
 
@@ -334,6 +334,7 @@ def _cross_field_rules(c: Config) -> list[tuple[bool, str]]:
         (r.engine == "embedded" and bool(r.sglang), "rollout.sglang: given, but rollout.engine is embedded"),
         (len(set(names)) < len(names), f"eval.sets: names must differ, got {names}"),
         (e.every > 0 and not e.sets, "eval.every: evaluation is on, but eval.sets is empty"),
+        (k.export_best and k.keep_best == 0, "checkpoint.export_best: needs checkpoint.keep_best >= 1"),
         (k.keep_best > 0 and not k.best_metric, "checkpoint.best_metric: needed by keep_best"),
         (k.best_metric is not None and k.best_metric not in [f"eval/{n}" for n in names],
          f"checkpoint.best_metric: {k.best_metric} is none of {[f'eval/{n}' for n in names]}"),

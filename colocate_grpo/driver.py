@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from colocate_grpo import processes
+from colocate_grpo.best_export import export_best
 from colocate_grpo.checkpoint.store import CheckpointStore
 from colocate_grpo.config import Config
 from colocate_grpo.diagnosis import Ending
@@ -84,6 +85,8 @@ class Supervisor:
             if changed:
                 self._emit("config_change", changes={key: list(pair) for key, pair in changed.items()})
             ending = self._attempts(shlex.join(command_line))
+            if self.config.checkpoint.export_best and ending.kind != "interrupted":
+                export_best(self.store, self.tag)
         self._emit("run_end", outcome=ending.kind, message=ending.message, step=ending.step)
         log.log(logging.INFO if ending.exit_code == 0 else logging.ERROR, "%s", ending.message or ending.kind)
         return ending.exit_code

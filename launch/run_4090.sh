@@ -49,7 +49,8 @@ own_environment() {
     done
 }
 
-is_running() { [ -e "$run_dir/config.yaml" ] && colocate-grpo status "$run_dir" --json | grep -q '"running": true'; }
+# The driver holds this lock as long as it lives.
+is_running() { [ -e "$run_dir/lock" ] && ! flock --nonblock --shared "$run_dir/lock" true; }
 
 say_how_to_look() {
     if tmux has-session -t "=$session" 2>/dev/null; then
@@ -100,7 +101,7 @@ wait_for_pane() {
 }
 
 wait_until_running() {
-    local tries=120
+    local tries=1200
     until is_running; do
         tries=$((tries - 1))
         [ "$tries" -gt 0 ] || break

@@ -27,7 +27,7 @@ STEPS = 10
 RUN_TIMEOUT_S = 2 * 3600
 OVERRIDES = [
     f"run.steps={STEPS}", "rollout.engine=sglang", "rollout.engines=2", "rollout.verify_weights_every=1",
-    "rollout.prompts_per_step=8", "rollout.group_size=4", "rollout.token_timeout=30s", "rollout.start_timeout=20m",
+    "rollout.prompts_per_step=8", "rollout.group_size=4", "rollout.token_timeout=120s", "rollout.start_timeout=20m",
     "run.start_timeout=40m", "run.hang_timeout=30m", "run.max_attempts=1", "checkpoint.every=5", "eval.every=0",
     "eval.at_start=false", "train.optimizer.warmup_steps=2",
 ]  # fmt: skip
@@ -62,9 +62,9 @@ class Soak:
 
     def _hit(self, number: int, what: str, where: str) -> None:
         """One fault, and the engine's way back."""
-        lost, back = (len(self.run.events(kind)) for kind in ("engine_lost", "engine_restarted"))
         self.run.wait_for("two servers", lambda: len(self._servers()) == 2, 3600)
         self.run.wait_for(where, lambda: self._is_in(where, number), 3600)
+        lost, back = (len(self.run.events(kind)) for kind in ("engine_lost", "engine_restarted"))
         victim = self.chance.choice(self._servers())
         victim.send_signal(SIGNALS[what])
         step = self.run.state()["step"]
