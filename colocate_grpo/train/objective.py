@@ -15,10 +15,9 @@ from colocate_grpo.train.batch import MicroBatch
 
 @dataclass
 class Measures:
-    """Sums over evaluated tokens, kept in float64 and added up over micro-batches and DP ranks."""
+    """Sums over evaluated tokens, added up over micro-batches and DP ranks; the first eight come from the device."""
 
     loss: float = 0.0
-    tokens: float = 0.0
     clipped: float = 0.0
     ppo_kl: float = 0.0
     entropy: float = 0.0
@@ -26,8 +25,15 @@ class Measures:
     reference_kl: float = 0.0
     correction: float = 0.0
     correction_changed: float = 0.0
+    tokens: float = 0.0
     packed_tokens: float = 0.0
     microbatches: float = 0.0
+
+    @classmethod
+    def of(cls, sums: Tensor, batch: MicroBatch) -> Measures:
+        """From what `objective` measured [8]; waits for the device."""
+        counted = [float(batch.targets.numel()), float(batch.tokens.numel()), 1.0]
+        return cls(*(sums.tolist() + counted))
 
     def add(self, other: Measures) -> None:
         for field in fields(self):
@@ -41,8 +47,8 @@ class Measures:
         return cls(*values.tolist())
 
 
-def objective(config: AlgorithmConfig, batch: MicroBatch, logprob: Tensor, entropy: Tensor) -> tuple[Tensor, Measures]:
-    """The micro-batch's share of the global loss, and its measures.
+def objective(config: AlgorithmConfig, batch: MicroBatch, logprob: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+    """The micro-batch's share of the global loss, and the device sums [8] of its Measures.
 
     logprob, entropy [m] with gradient. Without old log-probs the policy is its own old one (ratio 1).
     """
@@ -60,18 +66,14 @@ def objective(config: AlgorithmConfig, batch: MicroBatch, logprob: Tensor, entro
     if config.entropy_coef > 0:
         token_loss = token_loss - config.entropy_coef * entropy
     loss = (token_loss * batch.weight).sum()
-    measured = torch.stack(
-        [
-            loss.detach(),
-            policy.clipped.sum(),
-            (old - logprob.detach()).sum(),
-            entropy.detach().sum(),
-            (logprob.detach() - batch.rollout_logprobs).abs().sum(),
-            loss.new_zeros(()) if reference_kl is None else reference_kl.detach().sum(),
-            correction.sum(),
-            (correction != 1.0).sum(),
-        ]
-    ).tolist()
-    names = ("loss", "clipped", "ppo_kl", "entropy", "rollout_difference", "reference_kl", "correction")
-    sums = dict(zip((*names, "correction_changed"), measured, strict=True))
-    return loss, Measures(**sums, tokens=logprob.numel(), packed_tokens=batch.tokens.numel(), microbatches=1)
+    sums = [
+        loss.detach(),
+        policy.clipped.sum(),
+        (old - logprob.detach()).sum(),
+        entropy.detach().sum(),
+        (logprob.detach() - batch.rollout_logprobs).abs().sum(),
+        loss.new_zeros(()) if reference_kl is None else reference_kl.detach().sum(),
+        correction.sum(),
+        (correction != 1.0).sum(),
+    ]
+    return loss, torch.stack([value.float() for value in sums])

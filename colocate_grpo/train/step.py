@@ -77,7 +77,8 @@ class Trainer:
     def step(self, batch: Sequence[Trajectory] | None, step: int) -> dict[str, float]:
         """Train on a rollout; global rank 0 passes the whole batch, the others None.
 
-        `train.updates_per_rollout` optimizer steps. Returns the same metrics on every rank.
+        `train.updates_per_rollout` optimizer steps. Returns the same metrics on every rank; those of tokens are
+        means over what was evaluated, which leaves out samples that were skipped for their advantage of 0.
         """
         samples = self._share(make_samples(batch, self.config) if batch is not None else [])
         started = time.monotonic()
@@ -117,10 +118,10 @@ class Trainer:
         """Forward and backward of one micro-batch; the gradient is added to DDP's buffers."""
         with torch.set_grad_enabled(trains):
             logprob, entropy = self.ddp(micro.tokens, micro.segments, micro.rows, micro.targets)
-            loss, measures = objective(self.config.algorithm, micro, logprob, entropy)
+            loss, sums = objective(self.config.algorithm, micro, logprob, entropy)
         if trains:
             loss.backward()
-        return measures
+        return Measures.of(sums, micro)
 
     def _run_watched(self, micro: MicroBatch, trains: bool) -> Measures:
         """Run, and keep the peak of activations: on CUDA of every micro-batch, on CPU (slow) of the first one."""

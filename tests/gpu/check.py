@@ -198,18 +198,11 @@ def saver(device: Any) -> list[Row]:
 
             torch.cuda.empty_cache()
             left = (used_bytes(device) - empty) / MIB
-            rows.append(
-                Row("everything asleep", left < 2048, f"{left:.0f} MiB stay on the card beyond the bare context")
-            )
+            rows.append(Row("everything asleep", left < 2048, f"{left:.0f} MiB stay beyond the bare context"))
         trainer.wake(("gradients", "optimizer", "weights"))
         after = trainer.step(batch_of(device), 1)
-        rows.append(
-            Row(
-                "training goes on after all slept",
-                after["train/skipped"] == 0,
-                f"grad norm {after['train/grad_norm']:.3g}",
-            )
-        )
+        figures = f"grad norm {after['train/grad_norm']:.3g}"
+        rows.append(Row("training goes on after all slept", after["train/skipped"] == 0, figures))
         trainer.parallel.shutdown()
         return rows
 
