@@ -7,10 +7,11 @@ medians of the two ends of its window, so that one odd step neither fires a guar
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Any
 
 from colocate_grpo.config import Action, RolloutGuards, StepGuards
@@ -22,9 +23,9 @@ MISMATCH = "train/train_rollout_logprob_abs_diff"
 GRAD_NORM = "train/grad_norm"
 MIN_HISTORY = 5
 CHANCE_SIGMAS = 4.0
-# Below these a ratio is one of rounding errors.
+# Below these a ratio says nothing: rounding errors of an exact engine, the entropy of a task that is nearly solved.
 MISMATCH_FLOOR = 1e-3
-ENTROPY_FLOOR = 1e-3
+ENTROPY_FLOOR = 0.1
 
 
 @dataclass(frozen=True)
@@ -112,19 +113,25 @@ def _grad_norm_spike(history: Sequence[Row], guards: StepGuards) -> Iterator[Fir
 
 
 def _reward_collapse(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:
-    values, window = _values(history, REWARD), guards.window
-    if len(values) < 2 * window:
+    values, part = _values(history, REWARD), max(3, guards.window // 3)
+    if len(values) < 2 * part:
         return
-    best = max((values[i : i + window] for i in range(len(values) - window)), key=fmean)
-    recent = values[-max(3, window // 3) :]
+    # A young run has no whole window yet, and can collapse all the same.
+    size = guards.window if len(values) >= 2 * guards.window else part
+    best = max(fmean(values[i : i + size]) for i in range(len(values) - size))
+    recent = fmean(values[-part:])
     # Rewards may be negative: the fall is measured from the level of the worst step.
-    floor = min(0.0, *values)
-    chance = CHANCE_SIGMAS * pstdev(best) * math.sqrt(1 / len(best) + 1 / len(recent))
-    fall, allowed = fmean(best) - fmean(recent), (1 - guards.reward_collapse_ratio) * (fmean(best) - floor)
-    if fall > max(allowed, chance):
-        message = f"mean reward fell to {fmean(recent):.3f} from {fmean(best):.3f} in its best {window} steps"
-        numbers = {"value": fmean(recent), "best": fmean(best)}
-        yield Firing("reward_collapse", guards.reward_collapse, message, numbers)
+    allowed = (1 - guards.reward_collapse_ratio) * (best - min(0.0, *values))
+    chance = CHANCE_SIGMAS * _noise(values) * math.sqrt(1 / size + 1 / part)
+    if best - recent > max(allowed, chance):
+        message = f"mean reward fell to {recent:.3f} from {best:.3f} in its best {size} steps"
+        yield Firing("reward_collapse", guards.reward_collapse, message, {"value": recent, "best": best})
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Standard deviation of one step, from the median difference of neighbours: a trend or a jump adds nothing."""
+    differences = [abs(b - a) for a, b in itertools.pairwise(values)]
+    return 1.4826 * median(differences) / math.sqrt(2)
 
 
 def _entropy_rise(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:
