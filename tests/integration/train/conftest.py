@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 import small_models
 
 HERE = Path(__file__).parent
-TIMEOUT = 540
+TIMEOUT = 1500
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +48,15 @@ def run_worker(world: int, models: Path, shared: Path) -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
     command = [sys.executable, "-W", "ignore", *launcher, str(HERE / "worker.py"), str(models), str(shared), str(out)]
     paths = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     with log.open("w") as stream:
-        done = subprocess.run(
-            command,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            timeout=TIMEOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        worker = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-    assert done.returncode == 0, log.read_text()[-6000:]
+    try:
+        code = worker.wait(TIMEOUT)
+    except subprocess.TimeoutExpired:
+        os.killpg(worker.pid, signal.SIGKILL)  # torchrun alone would leave its ranks behind
+        code = worker.wait()
+    assert code == 0, log.read_text()[-6000:]
     return json.loads(out.read_text())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1800)  # the first test of a world size waits for all of its checks
 WORLDS = (1, 2, 4)
 Results = Callable[[int], dict[str, Any]]
 

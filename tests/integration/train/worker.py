@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -324,15 +325,22 @@ def non_finite(models: Path, world: int) -> Iterator[tuple[str, Results]]:
             yield kind, {"skipped": metrics["train/skipped"], "untouched": before == after, "next_norm": next_norm}
 
 
+def told(cases: Iterator[tuple[str, Results]]) -> Iterator[tuple[str, Results]]:
+    """Each case on the log as it is done: what a time-out shows."""
+    for name, case in cases:
+        print(f"{time.monotonic():.0f} s: {name}", flush=True)
+        yield name, case
+
+
 def main() -> None:
     models, shared, out = (Path(argument) for argument in sys.argv[1:4])
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     results: dict[str, Results] = {}
     for check in (parity, optimizer_steps, invariance, non_finite):
-        results[check.__name__] = dict(check(models, world))
+        results[check.__name__] = dict(told(check(models, world)))
     if world == max(LAYOUTS):
-        results["saving"] = dict(saving(models, shared))
-    results["resharding"] = dict(resharding(models, shared, world))
+        results["saving"] = dict(told(saving(models, shared)))
+    results["resharding"] = dict(told(resharding(models, shared, world)))
     if rank == 0:
         out.write_text(json.dumps(results))
 
