@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pynvml
@@ -57,8 +58,11 @@ def run_doctor(config: Config | None, *, json_out: bool) -> int:
 
 def examine(context: Context) -> Iterator[tuple[str, Finding]]:
     """(name of the check, what it found), in order; the configuration's checks only where there is one."""
-    for module in MACHINE + (CONFIGURATION if context.config else ()):
-        yield module.__name__.rpartition(".")[2], _run(module, context)
+    modules = MACHINE + (CONFIGURATION if context.config else ())
+    with ThreadPoolExecutor() as pool:  # the slow ones wait for processes of their own
+        findings = pool.map(lambda module: _run(module, context), modules)
+        for module, finding in zip(modules, findings, strict=True):
+            yield module.__name__.rpartition(".")[2], finding
 
 
 def _run(module: ModuleType, context: Context) -> Finding:

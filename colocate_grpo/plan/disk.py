@@ -17,9 +17,13 @@ STORED_TENSOR_BYTES = 1950
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """Bytes in the run directory when it is fullest; `live` is the number of kept checkpoints, one more is written."""
+    """Bytes in the run directory when it is fullest; `live` is the number of kept checkpoints, one more is written.
+
+    A `checkpoint` is its `values` and what the format adds to them.
+    """
 
     checkpoint: int
+    values: int
     live: int
     export: int
     dumps: int
@@ -43,15 +47,23 @@ class HostPlan:
 
 
 def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
-    """Model and optimizer in one checkpoint: each value once, whatever the layout; the vocabulary stays padded.
+    """Size of a checkpoint's files."""
+    items = _stored_tensors(shape, config.parallel.tp) * (3 if _rounds(config) else 4)
+    return checkpoint_values(shape, config) + items * STORED_TENSOR_BYTES
+
+
+def checkpoint_values(shape: ModelShape, config: Config) -> int:
+    """Bytes of model and optimizer: each value once, whatever the layout; the vocabulary stays padded.
 
     AdamW stores weights, fp32 masters (of fp32 weights too) and two fp32 moments; stochastic rounding no masters.
     """
     padding = (shape.padded_vocab(config.parallel.tp) - shape.vocab) * shape.hidden * (1 if shape.tied else 2)
-    rounding = config.train.optimizer.kind == "sr_adamw"
-    value = 2 + 2 * 2 if rounding else ELEMENT[config.model.dtype] + 4 + 8
-    items = _stored_tensors(shape, config.parallel.tp) * (3 if rounding else 4)
-    return (shape.parameters + padding) * value + items * STORED_TENSOR_BYTES
+    value = 2 + 2 * 2 if _rounds(config) else ELEMENT[config.model.dtype] + 4 + 8
+    return (shape.parameters + padding) * value
+
+
+def _rounds(config: Config) -> bool:
+    return config.train.optimizer.kind == "sr_adamw"
 
 
 def _stored_tensors(shape: ModelShape, tp: int) -> int:
@@ -68,6 +80,7 @@ def plan_disk(shape: ModelShape, config: Config, tokens_per_step: float) -> Disk
     pinned = config.run.steps // keep.keep_every if keep.keep_every else 0
     return DiskPlan(
         checkpoint=checkpoint_bytes(shape, config),
+        values=checkpoint_values(shape, config),
         live=keep.keep_last + keep.keep_best + pinned + waiting + healthy,
         export=shape.parameters * ELEMENT[config.model.dtype] if keep.export_best else 0,
         dumps=int(config.run.steps * tokens_per_step * DUMP_BYTES_PER_TOKEN) if config.run.dump_rollouts else 0,

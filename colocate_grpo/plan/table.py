@@ -107,7 +107,7 @@ def _other_lines(plan: Plan) -> Iterator[str]:
         f"{host.processes / GIB:.1f} processes, {host.shm / GIB:.2f} /dev/shm"
     )
     yield (
-        f"disk         {disk.total / GIB:.1f} GiB: checkpoint {disk.checkpoint / GIB:.1f} GiB x "
+        f"disk         {disk.total / GIB:.1f} GiB: checkpoint {disk.values / GIB:.1f} GiB x "
         f"({disk.live} kept + 1), dumps {disk.dumps / GIB:.1f}, export {disk.export / GIB:.1f}"
     )
 
