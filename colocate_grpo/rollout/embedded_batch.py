@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from colocate_grpo.rollout.embedded_block import Block, Finished, RunningSequence
-from colocate_grpo.rollout.embedded_cache import KvCache
-from colocate_grpo.rollout.embedded_model import Decoder
+from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache, chunked
+from colocate_grpo.rollout.embedded_model import ALL_ROWS, Decoder
 from colocate_grpo.rollout.engine import Request
 
 BLOCK_ROWS = 64
@@ -109,7 +109,8 @@ class Batch:
         for start in range(0, ids.shape[1], PREFILL_WIDTH):
             stop = start + PREFILL_WIDTH
             positions = torch.arange(start, stop).expand(PREFILL_ROWS, -1)
-            self.decoder.hidden(ids[:, start:stop], positions, self._prefill_cache, stop)
+            reach = [ALL_ROWS] * (chunked(stop) // CHUNK)
+            self.decoder.hidden(ids[:, start:stop], positions, self._prefill_cache, reach)
 
     def _compact(self) -> None:
         """Empty the least filled block when the free rows of the others can take it."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colocate_grpo.rollout.embedded_cache import KvCache
-from colocate_grpo.rollout.embedded_model import Decoder
+from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache
+from colocate_grpo.rollout.embedded_model import ALL_ROWS, Decoder, Rows
 from colocate_grpo.rollout.embedded_sampling import SamplingRows, noise, sample
 from colocate_grpo.rollout.engine import FinishReason, Request
 
@@ -63,6 +63,8 @@ class Block:
         self._noise = torch.zeros(rows, 0, dtype=torch.float64)
         self._steps = 0
         self._replay_until = 0
+        self._horizon = 0
+        self._filters = self._greedy = False
 
     @property
     def free_rows(self) -> list[int]:
@@ -82,20 +84,22 @@ class Block:
         vocab = self.decoder.shape.vocab
         self._integers[:, rows] = torch.tensor([_integers(s, vocab) for s in placed]).T
         self._floats[:, rows] = torch.tensor([_floats(s) for s in placed]).T
+        stops = [s.request.sampling.stop_token_ids for s in placed]
+        self._stops[rows] = torch.tensor(_padded(stops, self._stops.shape[1], -1), dtype=torch.int64)
+        longest = max(len(s.partial) for s in placed)
+        self._history[rows, :longest] = torch.tensor(
+            _padded([s.partial for s in placed], longest, 0), dtype=torch.int64
+        )
         for row, sequence in zip(rows, placed, strict=True):
-            self._stops[row] = -1
-            stops = torch.tensor(sequence.request.sampling.stop_token_ids, dtype=torch.int64)
-            self._stops[row, : len(stops)] = stops
-            self._history[row, : len(sequence.partial)] = torch.tensor(sequence.partial, dtype=torch.int64)
             self._noise[row, : sequence.limit] = torch.from_numpy(noise(sequence.request.seed, sequence.limit))
         self._replay_until = max(self._replay_until, self._steps + max(len(s.partial) for s in placed))
+        self._summarise()
 
     def step(self) -> list[Finished]:
         """Decode one token of every row; returns the sequences that ended with it."""
-        longest = self._steps + max(s.horizon for s in self.sequences.values())
-        self.cache.reserve(longest)
+        self.cache.reserve(self._steps + self._horizon)
         token, position, count, limit, replay, alive, _ = self._integers
-        hidden = self.decoder.hidden(token.unsqueeze(1), position.unsqueeze(1), self.cache, longest)
+        hidden = self.decoder.hidden(token.unsqueeze(1), position.unsqueeze(1), self.cache, self._reach())
         place = count.unsqueeze(1)
         tokens, logprobs = sample(
             self.decoder.logits(hidden), self._noise.gather(1, place).squeeze(1), self._sampling()
@@ -140,6 +144,7 @@ class Block:
             sequence.horizon += source._steps - self._steps
         self._replay_until = max(self._replay_until, self._steps + source._replay_until - source._steps)
         source._clear(source_rows)
+        self._summarise()
 
     def _retire(self, rows: list[int]) -> list[Finished]:
         if not rows:
@@ -159,18 +164,27 @@ class Block:
     def _clear(self, rows: list[int]) -> None:
         self._integers[:, rows] = 0
         self._floats[:, rows] = 1.0
+        self._summarise()
+
+    def _summarise(self) -> None:
+        """What a step needs to know of all its sequences together; they change less often than there are steps."""
+        used = [s.request.sampling for s in self.sequences.values()]
+        self._horizon = max((s.horizon for s in self.sequences.values()), default=0)
+        self._filters = any(s.top_p < 1 or s.top_k > 0 or s.min_p > 0 for s in used)
+        self._greedy = any(s.temperature == 0 for s in used)
 
     def _sampling(self) -> SamplingRows:
-        used = [s.request.sampling for s in self.sequences.values()]
         temperature, top_p, min_p = self._floats
-        return SamplingRows(
-            temperature,
-            top_p,
-            self._integers[INTEGERS.index("top_k")],
-            min_p,
-            filters=any(s.top_p < 1 or s.top_k > 0 or s.min_p > 0 for s in used),
-            greedy=any(s.temperature == 0 for s in used),
-        )
+        top_k = self._integers[INTEGERS.index("top_k")]
+        return SamplingRows(temperature, top_p, top_k, min_p, self._filters, self._greedy)
+
+    def _reach(self) -> list[Rows]:
+        """Rows that have tokens in each chunk of the cache; all of them where leaving some out saves little."""
+        reach: list[Rows] = [ALL_ROWS]
+        for start in range(CHUNK, self._steps + self._horizon, CHUNK):
+            rows = [row for row, s in self.sequences.items() if self._steps + s.horizon > start]
+            reach.append(torch.tensor(rows) if len(rows) < 0.75 * self.rows else ALL_ROWS)
+        return reach
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._history, self._logprobs, self._noise
@@ -182,6 +196,10 @@ class Block:
             self._history, self._logprobs, self._noise = (pad(table, (0, extra)) for table in self._tables())
         if stops > self._stops.shape[1]:
             self._stops = pad(self._stops, (0, stops - self._stops.shape[1]), value=-1)
+
+
+def _padded(lists: Sequence[tuple[int, ...]], width: int, fill: int) -> list[list[int]]:
+    return [[*values, *[fill] * (width - len(values))] for values in lists]
 
 
 def _integers(s: RunningSequence, vocab: int) -> list[int]:

@@ -2,10 +2,12 @@
 
 A CPU matrix product may round differently for another number of rows, but not for another place among them. So every
 product here has a fixed number of rows, and attention runs over fixed chunks of positions: a chunk that lies wholly
-behind the end of a sequence adds exact zeros.
+behind the end of a sequence is left out or adds exact zeros.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +15,12 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache, chunked
+from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache
 from colocate_grpo.rollout.embedded_weights import EngineWeights, LayerWeights
 from colocate_grpo.train.shape import ModelShape
+
+Rows = Tensor | slice
+ALL_ROWS = slice(None)
 
 
 class Decoder:
@@ -27,9 +32,9 @@ class Decoder:
         self._frequencies, self._rotary_scale = rotary.inv_freq.float(), rotary.attention_scaling
         self._cos = self._sin = torch.empty(0, shape.head_dim)
 
-    def hidden(self, ids_BQ: Tensor, positions_BQ: Tensor, cache: KvCache, longest: int) -> Tensor:
-        """Last layer's output [B * Q, hidden]; `longest` is at least every position + 1. Fills `cache`."""
-        width = chunked(longest)
+    def hidden(self, ids_BQ: Tensor, positions_BQ: Tensor, cache: KvCache, reach: Sequence[Rows]) -> Tensor:
+        """Last layer's output [B * Q, hidden]. Fills `cache`; `reach[i]` are the rows with tokens in chunk i."""
+        width = len(reach) * CHUNK
         self._extend_rotary(width)
         flat = positions_BQ.flatten()
         cos, sin = self._cos[flat].unsqueeze(1), self._sin[flat].unsqueeze(1)
@@ -39,7 +44,7 @@ class Decoder:
         mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
         x = F.embedding(ids_BQ.flatten(), self.weights.embedding)
         for i, layer in enumerate(self.weights.layers):
-            x = x + self._attention(i, layer, self._norm(x, layer.input_norm), cos, sin, index, mask, cache)
+            x = x + self._attention(i, layer, self._norm(x, layer.input_norm), cos, sin, index, mask, cache, reach)
             gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down)
         return x
@@ -58,6 +63,7 @@ class Decoder:
         places: Tensor,
         mask_BQT: Tensor,
         cache: KvCache,
+        reach: Sequence[Rows],
     ) -> Tensor:
         s, (rows, width, _) = self.shape, mask_BQT.shape
         heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, s.head_dim))
@@ -69,13 +75,11 @@ class Decoder:
         cache.write(index, places, k.transpose(0, 1), v.transpose(0, 1))
         # [B, Q, K, G, D] -> [K, B, G * Q, D]: the queries that share a key head are one matrix.
         grouped = q.view(rows, width, s.kv_heads, -1, s.head_dim).permute(2, 0, 3, 1, 4)
-        attended = attend(grouped * s.head_dim**-0.5, cache.keys[index], cache.values[index], mask_BQT)
+        attended = attend(grouped * s.head_dim**-0.5, cache.keys[index], cache.values[index], mask_BQT, reach)
         return F.linear(attended.permute(1, 3, 0, 2, 4).reshape(x.shape[0], -1), layer.output)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.shape.norm_eps))
-        return (wide * scale).to(x.dtype).mul_(weight)
+        return F.rms_norm(x, x.shape[-1:], eps=self.shape.norm_eps).mul_(weight)
 
     def _extend_rotary(self, positions: int) -> None:
         """Tables of cos and of sin with the sign of the rotation, in the model's type as transformers has them."""
@@ -87,21 +91,26 @@ class Decoder:
         self._cos, self._sin = torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
-def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Tensor) -> Tensor:
-    """Softmax attention [K, B, G, Q, D] over the first T positions, chunk by chunk.
+def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Tensor, reach: Sequence[Rows]) -> Tensor:
+    """Softmax attention [K, B, G, Q, D] over the first T positions, chunk by chunk, for the rows that reach a chunk.
 
-    A row's result does not depend on T as long as its mask is the same: the chunks have one shape, a masked chunk
-    has weights that are exactly 0, and adding 0 changes nothing.
+    A row's result does not depend on T nor on the other rows: every (row, key head) is a matrix product of its own, of
+    one shape; a chunk that a row does not reach has weights that are exactly 0, whether it is computed or not.
     """
     kv_heads, rows, group, width, dim = q_KBGQD.shape
-    total = mask_BQT.shape[-1]
-    chunks = [slice(start, start + CHUNK) for start in range(0, total, CHUNK)]
-    q = q_KBGQD.reshape(kv_heads * rows, group * width, dim)
-    keys, values = keys_KBTD.flatten(0, 1), values_KBTD.flatten(0, 1)
-    scores = torch.cat([torch.bmm(q, keys[:, c].transpose(1, 2)) for c in chunks], dim=-1)
-    scores = scores.view(kv_heads, rows, group, width, total) + mask_BQT.unsqueeze(1)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype).view(kv_heads * rows, group * width, total)
-    out = torch.bmm(weights[..., chunks[0]], values[:, chunks[0]])
-    for c in chunks[1:]:
-        out = torch.baddbmm(out, weights[..., c], values[:, c])
+    q = q_KBGQD.reshape(kv_heads, rows, group * width, dim)
+    chunks = [slice(i * CHUNK, (i + 1) * CHUNK) for i in range(len(reach))]
+    scores = q.new_full((kv_heads, rows, group * width, len(reach) * CHUNK), float("-inf"))
+    for chunk, some in zip(chunks, reach, strict=True):
+        scores[..., chunk][:, some] = _products(q[:, some], keys_KBTD[:, :, chunk][:, some].transpose(2, 3))
+    scores.view(kv_heads, rows, group, width, -1).add_(mask_BQT.unsqueeze(1))
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    out = torch.zeros_like(q)
+    for chunk, some in zip(chunks, reach, strict=True):
+        out[:, some] += _products(weights[..., chunk][:, some], values_KBTD[:, :, chunk][:, some])
     return out.view(q_KBGQD.shape)
+
+
+def _products(a_KBMX: Tensor, b_KBXN: Tensor) -> Tensor:
+    """a @ b of every (key head, row)."""
+    return torch.bmm(a_KBMX.flatten(0, 1), b_KBXN.flatten(0, 1)).unflatten(0, a_KBMX.shape[:2])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from colocate_grpo.rollout.embedded_block import Block
 from colocate_grpo.rollout.embedded_cache import CHUNK
-from colocate_grpo.rollout.embedded_model import attend
+from colocate_grpo.rollout.embedded_model import ALL_ROWS, attend
 
 VOCAB = 500
 
@@ -121,16 +121,18 @@ def test_attention_does_not_see_how_long_the_others_are(dtype):
     """The same rows under wider and wider masks: bit-equal, and right."""
     torch.manual_seed(0)
     kv_heads, rows, group, width, dim = 2, 8, 3, 1, 32
-    q = torch.randn(kv_heads, rows, group, width, dim, dtype=dtype)
+    q = torch.randn(kv_heads, rows, group, width, dim, dtype=dtype) * dim**-0.5
     keys, values = (torch.randn(kv_heads, rows, 8 * CHUNK, dim, dtype=dtype) for _ in range(2))
-    lengths = torch.tensor([1, 2, 17, 40, 63, 64, 33, 5])
+    lengths = torch.tensor([1, 2, 17, 64, 65, 100, 128, 5])
     results = []
-    for chunks in (1, 2, 3, 8):
+    for chunks in (2, 3, 5, 8):
         visible = torch.arange(chunks * CHUNK) < lengths[:, None, None]
         mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-        results.append(attend(q, keys, values, mask))
+        results.append(attend(q, keys, values, mask, [ALL_ROWS] * chunks))
+        only_reached = [torch.arange(rows)[lengths > start] for start in range(0, chunks * CHUNK, CHUNK)]
+        results.append(attend(q, keys, values, mask, only_reached))
     assert all(torch.equal(results[0], other) for other in results[1:])
-    k, v = (t[:, :, None, :CHUNK].float().expand(-1, -1, group, -1, -1) for t in (keys, values))
-    visible = (torch.arange(CHUNK) < lengths[:, None]).view(1, rows, 1, 1, CHUNK)
+    k, v = (t[:, :, None, : 2 * CHUNK].float().expand(-1, -1, group, -1, -1) for t in (keys, values))
+    visible = (torch.arange(2 * CHUNK) < lengths[:, None]).view(1, rows, 1, 1, 2 * CHUNK)
     expected = torch.nn.functional.scaled_dot_product_attention(q.float() * dim**0.5, k, v, attn_mask=visible)
     torch.testing.assert_close(results[0].float(), expected, atol=2e-5 if dtype is torch.float32 else 5e-2, rtol=0)
