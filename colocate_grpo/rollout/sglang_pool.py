@@ -41,7 +41,7 @@ class SglangPool:
         on_event: Callable[..., Any] = lambda kind, **fields: None,
     ):
         self.config, self.on_event = config, on_event
-        key, device = secrets.token_urlsafe(32), pick_device(config).type
+        key, device = secrets.token_hex(32), pick_device(config).type
         self.engines = [
             SglangEngine(config, run_dir, model_dir, device, index, key) for index in range(config.rollout.engines)
         ]
