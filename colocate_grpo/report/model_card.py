@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
+from colocate_grpo.checkpoint.files import read_json
 from colocate_grpo.observe.metrics import EvalPoint
-from colocate_grpo.report.accuracy import Curve, best_step, curves, difference, measure
+from colocate_grpo.report.accuracy import Curve, curves, difference, measure
 from colocate_grpo.report.headline import interval_text, rate_text
 from colocate_grpo.report.markdown import ABSENT, number, text_table
 from colocate_grpo.report.record import RunRecord, load_record
@@ -40,7 +41,7 @@ def write_export_card(source: Path, model_dir: Path) -> Path | None:
 def exported_models(run: RunRecord) -> list[tuple[Path, int | None]]:
     """(directory, step) of the Hugging Face directories below `hf/`."""
     directories = sorted(path.parent for path in (run.run_dir / "hf").glob("*/config.json"))
-    return [(directory, _step_of(run, directory)) for directory in directories]
+    return [(directory, _step_of(directory)) for directory in directories]
 
 
 def model_card(run: RunRecord, step: int | None) -> str:
@@ -121,9 +122,10 @@ def _base_model(run: RunRecord) -> str:
     return path if ":" in path else Path(path).name
 
 
-def _step_of(run: RunRecord, directory: Path) -> int | None:
-    """The step of an exported model, by the name of its directory: `step_39`, or `best`."""
-    if directory.name == "best":
-        return best_step(run, curves(run))
+def _step_of(directory: Path) -> int | None:
+    """The step of an exported model: as its `checkpoint.json` says, else as its name `step_39` does."""
+    recorded = read_json(directory / "checkpoint.json")
+    if recorded:
+        return int(recorded["step"])
     digits = directory.name.removeprefix("step_")
     return int(digits) if digits.isdigit() else None

@@ -238,9 +238,10 @@ def test_the_same_run_gives_the_same_files(good_run: Path, tmp_path: Path) -> No
 
 
 def test_the_model_card_has_the_figures_of_its_step(good_run: Path) -> None:
-    model = good_run / "hf" / "step_39"
+    model = good_run / "hf" / "best"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
+    (model / "checkpoint.json").write_text('{"step": 39}')
     write_report(good_run)
     card = (model / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
