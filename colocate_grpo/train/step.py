@@ -92,6 +92,7 @@ class Trainer:
             outcomes.append(self.optimizer.step(lr))
         metrics = self._metrics(total, outcomes, lr) | {"perf/log_probs_time": logprob_time}
         metrics["train/tokens"] = float(sum(len(s.rows) for s in samples))
+        metrics["perf/train_tokens_per_s"] = total.packed_tokens / (time.monotonic() - started)
         return self._same_everywhere(metrics)
 
     def learning_rate(self, update: int) -> float:
