@@ -102,9 +102,12 @@ def export(
     out: Annotated[Path, typer.Argument(help="Directory to write.")],
 ) -> None:
     """Write a Hugging Face directory of a run's newest checkpoint (or of the given one)."""
+    from colocate_grpo.report.model_card import write_export_card
     from colocate_grpo.weights.export import export_hf
 
-    Console(stderr=True).print(f"exported to {export_hf(source, out)}", highlight=False)
+    exported = export_hf(source, out)
+    write_export_card(source, exported)
+    Console(stderr=True).print(f"exported to {exported}", highlight=False, soft_wrap=True)
 
 
 @app.command()

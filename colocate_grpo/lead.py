@@ -14,6 +14,7 @@ from colocate_grpo.checkpoint.store import CheckpointStore, SaveError
 from colocate_grpo.config import Config
 from colocate_grpo.data import Cursor, eos_ids, load_eval_set, load_prompts, load_tokenizer
 from colocate_grpo.evaluation import EvalResult, Evaluator
+from colocate_grpo.observe.data_facts import data_facts
 from colocate_grpo.observe.events import EventLog
 from colocate_grpo.observe.guards import Firing, check_rollout, check_step
 from colocate_grpo.observe.metrics import EvalPoint, Kind, MetricsLog, StepView, read_rows, view
@@ -221,7 +222,7 @@ class Lead:
     def _resume_at(self, step: int, row: dict[str, Any]) -> None:
         """What came after `step` no longer counts; `row` is that of `step`, should a crash have taken it."""
         missing = step >= 0 and step not in self.view().steps
-        self.metrics.append("attempt", step, {})
+        self.metrics.append("attempt", step, data_facts(self.prompts, [e.prompts for e in self.evaluators]))
         self.tensorboard.close()
         self.tensorboard = TensorBoardLog(self.run_dir, kept_step=step)
         if missing:
