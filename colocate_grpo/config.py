@@ -237,7 +237,7 @@ class CheckpointConfig(Section):
     keep_best: Natural = Field(0, description="Best checkpoints kept by `best_metric`.")
     best_metric: str | None = Field(None, description="Evaluation metric, for example `eval/aime`.")
     keep_every: Natural = Field(0, description="Every so many-th step is kept for good; 0 is off.")
-    export_best: bool = Field(False, description="At the end, the best checkpoint as a Hugging Face directory `hf/best`.")
+    export_best: bool = Field(False, description="At the end, write the best checkpoint to `hf/best`.")
     min_free_gib: NonNegative = Field(1.0, description="Free space that must remain after a save.")
 
 
@@ -327,7 +327,8 @@ def _cross_field_rules(c: Config) -> list[tuple[bool, str]]:
         (a.correction == "icepop" and a.correction_floor > a.correction_cap,
          f"algorithm.correction_floor: {a.correction_floor} must be <= correction_cap ({a.correction_cap})"),
         (r.prompts_per_step % t.updates_per_rollout != 0,
-         f"train.updates_per_rollout: {t.updates_per_rollout} must divide rollout.prompts_per_step ({r.prompts_per_step})"),
+         f"train.updates_per_rollout: {t.updates_per_rollout} must divide "
+         f"rollout.prompts_per_step ({r.prompts_per_step})"),
         (a.advantage == "rloo" and r.group_size < 2, "rollout.group_size: rloo needs at least 2 samples a prompt"),
         (r.engine == "embedded" and (r.tp > 1 or r.engines > 1),
          "rollout.engine: the embedded engine is one engine of TP 1 (rollout.engines=1 rollout.tp=1)"),
