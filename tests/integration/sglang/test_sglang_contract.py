@@ -8,6 +8,8 @@ from test_engine_contract import Subject
 
 from colocate_grpo.rollout.sglang_pool import SglangPool
 
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory, run_tag, engine_environment):

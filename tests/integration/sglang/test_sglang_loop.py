@@ -19,6 +19,7 @@ from colocate_grpo.observe.state import read_state
 
 CONFIG = Path(__file__).parents[3] / "configs" / "demo_sglang.yaml"
 TIMEOUT_S = 900.0
+pytestmark = pytest.mark.timeout(3 * TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

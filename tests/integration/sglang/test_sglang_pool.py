@@ -61,6 +61,8 @@ def assert_complete(requests, completions):
     assert all(c.finish_reason in ("stop", "length") for c in completions)
 
 
+pytestmark = pytest.mark.timeout(1800)  # a server needs minutes to import on a busy machine
+
 # -- before any weights ---------------------------------------------------------------------------------------
 
 
