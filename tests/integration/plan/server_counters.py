@@ -17,7 +17,7 @@ from colocate_grpo.plan.rollout import Engine, Job
 from colocate_grpo.rollout.sglang_process import ServerProcess
 
 EOS, VOCABULARY = 1, 128
-ENGINE = Engine(kv_tokens=4096, max_running=48, chunk=512)
+ENGINE = Engine(kv_tokens=2048, max_running=48, chunk=256)
 LINE = re.compile(r"(Prefill|Decode) batch(?:.*?#token: (\d+))?")
 
 
