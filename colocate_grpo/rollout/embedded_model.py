@@ -40,8 +40,7 @@ class Decoder:
         cos, sin = self._cos[flat].unsqueeze(1), self._sin[flat].unsqueeze(1)
         rows = torch.arange(ids_BQ.shape[0]).unsqueeze(1) * cache.positions
         index = (rows + positions_BQ).flatten()
-        visible = torch.arange(width) <= positions_BQ.unsqueeze(-1)
-        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+        mask = torch.where(torch.arange(width) <= positions_BQ.unsqueeze(-1), 0.0, float("-inf"))
         x = F.embedding(ids_BQ.flatten(), self.weights.embedding)
         for i, layer in enumerate(self.weights.layers):
             x = x + self._attention(i, layer, self._norm(x, layer.input_norm), cos, sin, index, mask, cache, reach)
@@ -95,18 +94,22 @@ def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Te
     """Softmax attention [K, B, G, Q, D] over the first T positions, chunk by chunk, for the rows that reach a chunk.
 
     A row's result does not depend on T nor on the other rows: every (row, key head) is a matrix product of its own, of
-    one shape; a chunk that a row does not reach has weights that are exactly 0, whether it is computed or not.
+    one shape; a chunk that a row does not reach has weights that are exactly 0, whether it is computed or not. Every
+    row reaches the first chunk.
     """
     kv_heads, rows, group, width, dim = q_KBGQD.shape
     q = q_KBGQD.reshape(kv_heads, rows, group * width, dim)
     chunks = [slice(i * CHUNK, (i + 1) * CHUNK) for i in range(len(reach))]
-    scores = q.new_full((kv_heads, rows, group * width, len(reach) * CHUNK), float("-inf"))
-    for chunk, some in zip(chunks, reach, strict=True):
+    scores = _products(q, keys_KBTD[:, :, :CHUNK].transpose(2, 3))
+    later = list(zip(chunks, reach, strict=True))[1:]
+    if later:
+        scores = F.pad(scores, (0, len(later) * CHUNK), value=float("-inf"))
+    for chunk, some in later:
         scores[..., chunk][:, some] = _products(q[:, some], keys_KBTD[:, :, chunk][:, some].transpose(2, 3))
-    scores.view(kv_heads, rows, group, width, -1).add_(mask_BQT.unsqueeze(1))
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    out = torch.zeros_like(q)
-    for chunk, some in zip(chunks, reach, strict=True):
+    masked = scores.view(kv_heads, rows, group, width, -1).add_(mask_BQT.unsqueeze(1))
+    weights = torch.softmax(masked, -1, dtype=torch.float32).to(q.dtype).view(scores.shape)
+    out = _products(weights[..., :CHUNK], values_KBTD[:, :, :CHUNK])
+    for chunk, some in later:
         out[:, some] += _products(weights[..., chunk][:, some], values_KBTD[:, :, chunk][:, some])
     return out.view(q_KBGQD.shape)
 
