@@ -24,7 +24,7 @@ GRAD_NORM = "train/grad_norm"
 MIN_HISTORY = 5
 CHANCE_SIGMAS = 4.0
 # Below these a ratio says nothing: rounding errors of an exact engine, the entropy of a task that is nearly solved.
-MISMATCH_FLOOR = 1e-3
+MISMATCH_FLOOR = 1e-4
 ENTROPY_FLOOR = 0.1
 
 
