@@ -1,4 +1,4 @@
-"""Runs whose processes are ended whatever happens, and a small demo model."""
+"""Runs whose processes are ended whatever happens, and the demo's model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from driver_runs import Run
 
 from colocate_grpo import processes
-from colocate_grpo.demo.recipe import DemoPaths, make_demo
-from colocate_grpo.demo.warmup import WarmUp
+from colocate_grpo.demo.recipe import DemoPaths
 
 
 @pytest.fixture
@@ -26,6 +25,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoPaths:
-    """The demo's model, hardly trained: enough to generate and to learn from."""
-    return make_demo(tmp_path_factory.mktemp("demo"), seed=0, plan=WarmUp(clean_steps=20, careless_steps=5))
+def demo(demo_model: DemoPaths) -> DemoPaths:
+    """The demo's model: a start from which there is something to learn."""
+    return demo_model
