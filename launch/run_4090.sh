@@ -3,7 +3,7 @@
 #
 #   bash launch/run_4090.sh [--systemd] [CONFIG] [section.key=value ...]
 #
-# Without CONFIG: configs/*_Nx4090.yaml for the N cards of this machine. `--systemd` installs a user unit instead of
+# Without CONFIG: configs/*_Nx4090.yaml or *_Nx24g.yaml for the N cards of this machine. `--systemd` installs a user unit instead of
 # tmux, which also comes back after a reboot. COLOCATE_BIN names a directory with an installed colocate-grpo to use
 # instead of .venv.
 set -euo pipefail
@@ -15,8 +15,8 @@ choose_config() {
     local cards found
     cards=$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU ' || true)
     [ "$cards" -gt 0 ] || cards=8 # without a GPU, show what doctor and plan say of the reference box
-    found=$(ls configs/*_"${cards}"x4090.yaml 2>/dev/null | head -n 1)
-    [ -n "$found" ] || die "no configs/*_${cards}x4090.yaml for the $cards cards of this machine; name one of: $(ls configs/*.yaml | tr '\n' ' ')"
+    found=$( (ls configs/*_"${cards}"x{4090,24g}.yaml 2>/dev/null || true) | head -n 1)
+    [ -n "$found" ] || die "no configuration of ${cards} cards in configs/ for the $cards cards of this machine; name one of: $(ls configs/*.yaml | tr '\n' ' ')"
     echo "$found"
 }
 

@@ -115,6 +115,8 @@ class SglangPool:
     async def sleep(self, tags: Sequence[SleepTag] = ALL_TAGS) -> None:
         self._engine_of_group.clear()
         await self._each(lambda engine: engine.sleep(tags))
+        if "weights" in tags:
+            self.weight_version = -1  # asked for too early, `generate` is refused: no engine is to blame
         self._take_state()
 
     async def wake(self, tags: Sequence[SleepTag] = ALL_TAGS) -> None:

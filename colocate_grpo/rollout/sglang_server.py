@@ -345,6 +345,8 @@ def _payload(request: Request) -> dict[str, Any]:
             "max_new_tokens": s.max_new_tokens,
             "min_new_tokens": 0,
             "stop_token_ids": list(s.stop_token_ids),
+            # The server stops at the model's own EOS ids besides ours; with none of ours it must stop at nothing.
+            "ignore_eos": not s.stop_token_ids,
             "sampling_seed": request.seed,
         },
     }

@@ -132,7 +132,7 @@ def compare(setup, prompts, lengths, record) -> float:
 
 def test_equal_lengths(setup, record_property):
     prompts = [p for p in setup[3][:32] for _ in range(GROUP)]
-    assert compare(setup, prompts, [28] * len(prompts), record_property) >= 1.3
+    assert compare(setup, prompts, [28] * len(prompts), record_property) >= 1.15
 
 
 def test_ragged_lengths(setup, record_property):
@@ -141,4 +141,4 @@ def test_ragged_lengths(setup, record_property):
     assert (len(lengths), max(lengths)) == (1024, 192)
     assert sum(lengths) / len(lengths) == pytest.approx(33, abs=1.5)
     assert sorted(lengths)[512] == pytest.approx(24, abs=1)
-    assert compare(setup, prompts, lengths, record_property) >= 5.0
+    assert compare(setup, prompts, lengths, record_property) >= 4.0
