@@ -22,6 +22,7 @@ def measure_accuracy(model_dir: Path, data_file: Path, seed: int, temperature: f
         {
             "model": {"path": str(model_dir), "dtype": "float32"},
             "data": {"train": str(data_file)},
+            "run": {"threads": 1},
             "rollout": {"slots": 256},
         }
     )
