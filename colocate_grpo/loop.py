@@ -22,6 +22,7 @@ from colocate_grpo.config_file import load_config
 from colocate_grpo.errors import UserError
 from colocate_grpo.hub import resolve_model
 from colocate_grpo.lead import Lead, StopRequested
+from colocate_grpo.observe.state import read_state
 from colocate_grpo.rollout.engine import EngineError, RolloutEngine
 from colocate_grpo.train.parallel import Parallel
 
@@ -150,9 +151,11 @@ def _write_exit(run_dir: Path, attempt: int, kind: str, message: str) -> None:
     """The first rank to end tells why; what the others see is its consequence."""
     path = run_dir / "attempts" / f"{attempt}.exit.json"
     path.parent.mkdir(exist_ok=True)
+    first_line = message.splitlines()[0] if message else ""
+    report = {"kind": kind, "message": first_line, "step": read_state(run_dir).get("step", -1), "time": time.time()}
     try:
         with path.open("x") as file:
-            json.dump({"kind": kind, "message": message.splitlines()[0] if message else "", "time": time.time()}, file)
+            json.dump(report, file)
     except FileExistsError:  # another rank was first
         return
 
