@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from colocate_grpo.checkpoint.store import rollbacks
 from colocate_grpo.config import Config
 from colocate_grpo.lead import GO, GUARD_STOP, NOTHING, ROLL_BACK, SKIP, STOP, Lead, StopRequested
 from colocate_grpo.memory.ledger import Ledger
+from colocate_grpo.memory.nccl import resume_communicators, suspend_communicators
 from colocate_grpo.memory.saver import make_saver
 from colocate_grpo.rollout.engine import RolloutEngine
 from colocate_grpo.rollout.statistics import rollout_metrics
@@ -158,7 +160,7 @@ class Attempt:
         self.ledger.enter("train")
         with self.timer("perf/sleep_wake_time"):
             self.trainer.wake(("optimizer", "weights", "gradients"))
-            self.ledger.note("nccl", True)
+            resume_communicators(self._groups, self.ledger)
 
     def sleep_trainer(self) -> None:
         """Everything but the weights, which the push still needs."""
@@ -207,7 +209,7 @@ class Attempt:
             self._run(verify(self.trainer, engines))
         with self.timer("perf/sleep_wake_time"):
             self.trainer.sleep(("weights",))
-            self.ledger.note("nccl", False)
+            suspend_communicators(self._groups, self.ledger)
             self.ledger.enter("rollout")
             self.agree("kv_awake", lambda: self._call(lambda e: e.wake(("kv_cache",))))
         self._note_engines(weights=True, kv_cache=True)
@@ -290,6 +292,10 @@ class Attempt:
             return GO
 
         self._follow(self.agree(f"eval/{step}/{repeat}", decide))
+
+    @property
+    def _groups(self) -> list[ProcessGroup]:
+        return [self.parallel.tp_group, self.parallel.dp_group]
 
     @property
     def _lead(self) -> Lead:

@@ -14,6 +14,7 @@ from typing import Any
 from colocate_grpo.config import DataConfig, EvalSet
 from colocate_grpo.data_file import Message, Row, good_rows
 from colocate_grpo.errors import DataError
+from colocate_grpo.hub import resolve_data
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def render(messages: Sequence[Message], tokenizer: Any, settings: DataConfig) ->
 
 
 def _load(path: str, limit: int | None, settings: DataConfig, tokenizer: Any) -> PromptSet:
-    rows = good_rows(path, settings.prompt_key, settings.label_key)[:limit]
+    rows = good_rows(str(resolve_data(path)), settings.prompt_key, settings.label_key)[:limit]
     conversations = [messages_of(row, settings) for row in rows]
     texts = [render(messages, tokenizer, settings) for messages in conversations]
     ids = tokenize(texts, tokenizer)

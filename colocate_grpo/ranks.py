@@ -120,6 +120,8 @@ class Ranks:
         world = self.config.parallel.world_size
         threads = self.config.run.threads or max(1, len(os.sched_getaffinity(0)) // world)
         return {
+            # Threads that spin while they wait take the cores from ranks, reward workers and engines beside them.
+            "OMP_WAIT_POLICY": "PASSIVE",
             **os.environ,
             **processes.tagged(self.tag),
             "OMP_NUM_THREADS": str(threads),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
 
 from colocate_grpo.demo.recipe import DemoPaths, make_demo
+
+# A busy machine is no slow test; CI looks at the same examples each time, a developer at new ones.
+settings.register_profile("repository", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("repository")
 
 
 @pytest.fixture(scope="session")
