@@ -164,9 +164,9 @@ def config_explain() -> None:
 @config.command("show")
 def config_show(path: ConfigPath, overrides: Overrides = None) -> None:
     """The resolved configuration."""
-    import yaml
+    from colocate_grpo.config_file import to_yaml
 
-    typer.echo(yaml.safe_dump(_load(path, overrides).model_dump(mode="json"), sort_keys=False), nl=False)
+    typer.echo(to_yaml(_load(path, overrides).model_dump(mode="json")), nl=False)
 
 
 @checkpoints.command("list")

@@ -30,11 +30,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
-    list("-+0123456789."),
-)
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes every text which `_Loader` would read as something else."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
+        list("-+0123456789."),
+    )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -61,8 +66,13 @@ def check_config(values: dict[str, Any], origin: dict[Path_, str], default_origi
 def dump_config(config: Config, path: Path) -> None:
     """Write the resolved configuration; `load_config` reads it back to an equal one."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    partial.write_text(to_yaml(config.model_dump(mode="json")))
     partial.replace(path)
+
+
+def to_yaml(values: dict[str, Any]) -> str:
+    """Text that `load_config` reads back to the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def changes(old: Config, new: Config) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:

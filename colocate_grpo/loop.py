@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from colocate_grpo import stacks
 from colocate_grpo.attempt import Attempt, GuardStop, RollBack
 from colocate_grpo.config import Config
 from colocate_grpo.config_file import load_config
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--replay", type=Path, help="directory of dumped rollouts")
     parser.add_argument("--evaluate-only", action="store_true")
     arguments = parser.parse_args()
-    _prepare_process()
+    _prepare_process(arguments.run_dir)
     try:
         _attempt(arguments)
     except BaseException as error:  # the cause of every end is written down before the process is gone
@@ -138,10 +138,10 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _prepare_process() -> None:
+def _prepare_process(run_dir: Path) -> None:
     """Ctrl-C reaches every process of a terminal; only the driver decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    stacks.write_when_asked(run_dir / "logs")
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s rank {_rank()} %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )

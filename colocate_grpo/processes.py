@@ -122,13 +122,13 @@ def catches(process: psutil.Process, number: signal.Signals) -> bool:
     return bool(mask >> (number - 1) & 1)
 
 
-def ask_for_stacks(parent: psutil.Process) -> int:
-    """SIGUSR1 to the children of `parent` that dump their stacks on it; returns how many."""
+def signal_those_that_catch(parent: psutil.Process, number: signal.Signals) -> list[int]:
+    """Send `number` to the children of `parent` that have a handler for it; their ids."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        ranks = [child for child in parent.children() if catches(child, signal.SIGUSR1)]
-        _signal(ranks, signal.SIGUSR1)
-        return len(ranks)
-    return 0
+        catching = [child for child in parent.children() if catches(child, number)]
+        _signal(catching, number)
+        return [child.pid for child in catching]
+    return []
 
 
 @contextlib.contextmanager

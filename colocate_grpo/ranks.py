@@ -10,16 +10,14 @@ from collections.abc import Callable
 
 import psutil
 
-from colocate_grpo import processes
+from colocate_grpo import processes, stacks
 from colocate_grpo.config import Config
 from colocate_grpo.diagnosis import Ending, diagnose, host_oom_kills
 from colocate_grpo.run_directory import RunDirectory, tail
 
 POLL_S = 0.2
-STACKS_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 120.0
 GRACE_S = 5.0
-STACK_MARK = "(most recent call first)"
 
 
 class Ranks:
@@ -81,12 +79,8 @@ class Ranks:
 
     def _end_hanging(self, complaint: str) -> Ending:
         log = self.run.log(self.attempt)
-        self._note(f"{complaint}; stacks of all ranks:")
-        before = log.read_text(errors="replace").count(STACK_MARK)
-        asked = processes.ask_for_stacks(psutil.Process(self.torchrun.pid))
-        deadline = time.monotonic() + STACKS_TIMEOUT_S
-        while log.read_text(errors="replace").count(STACK_MARK) < before + asked and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        found = stacks.collect(psutil.Process(self.torchrun.pid), log.parent)
+        self._note(f"{complaint}; stacks of all ranks:\n{found}")
         self.end(grace_s=0)
         return Ending("hang", f"{complaint}; the stacks are in {log}", self._step())
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from colocate_grpo.config import Config
-from colocate_grpo.config_file import load_config
+from colocate_grpo.config_file import load_config, to_yaml
 from colocate_grpo.report.accuracy import curves
 from colocate_grpo.report.data_use import recorded_facts
 from colocate_grpo.report.markdown import ABSENT, code, text_table
@@ -24,7 +22,7 @@ def reproduce_section(run: RunRecord, reference_config: Path | None = None) -> s
     parts += ["### Versions and hardware", _environment(run)]
     if run.config:
         parts += [_differences(run, reference_config), "### Resolved configuration"]
-        parts.append(code(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), "yaml"))
+        parts.append(code(to_yaml(run.config), "yaml"))
     else:
         parts.append("The configuration is missing.")
     return "\n\n".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from colocate_grpo.config import Config
@@ -111,6 +111,8 @@ def test_overrides_reach_into_lists(write):
     lr=st.floats(1e-12, 1.0),
     suffix=st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=30),
 )
+@example(seed=0, lr=1.0, suffix="0E0")
+@example(seed=0, lr=1e-12, suffix="1_0.5e3")
 def test_dump_and_load_give_the_same_configuration(tmp_path_factory, seed, lr, suffix):
     directory = tmp_path_factory.mktemp("dump")
     config = Config.model_validate(

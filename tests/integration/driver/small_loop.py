@@ -6,7 +6,6 @@ Its faults come from `faults.json` in the run directory: attempt -> {kind, step}
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo import stacks
 from colocate_grpo.checkpoint.store import CheckpointStore, rollbacks
 from colocate_grpo.config_file import load_config
 from colocate_grpo.observe.metrics import MetricsLog
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--attempt", type=int)
     arguments = parser.parse_args()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    stacks.write_when_asked(arguments.run_dir / "logs")
     path = arguments.run_dir / "faults.json"
     fault = json.loads(path.read_text()).get(str(arguments.attempt), {}) if path.exists() else {}
     if os.environ["RANK"] == "0":

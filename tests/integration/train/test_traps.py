@@ -42,8 +42,9 @@ def test_megatron_imports_beside_a_package_that_cannot_load_its_driver(tmp_path:
 def test_a_save_leaves_no_process_behind(trainer: Trainer, tmp_path: Path) -> None:
     """Megatron's results manager would stay, import the main module again, and hold the rank's pipes open."""
     trainer.step(small.make_batch(1), 0)
+    before = psutil.Process().children(recursive=True)
     trainer.save(tmp_path / "saved")
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_weight_decay_is_not_on_norms(trainer: Trainer) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from colocate_grpo import processes
+from colocate_grpo import processes, stacks
 
 SLEEP = "import time; time.sleep(300)"
 SCRUBBING_PARENT = f"""
@@ -100,13 +100,18 @@ with processes.lifeline({tag!r}, Path({str(tmp_path / "log")!r})):
 
 
 def test_only_processes_with_a_handler_are_asked_for_stacks(tag: str, tmp_path: Path) -> None:
-    register = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); "
-    with (tmp_path / "stacks").open("wb") as file:
-        ready = start(tag, f"{register}print(flush=True); {SLEEP}", stdout=subprocess.PIPE, stderr=file)
+    """And each answers in a file of its own, whole, while the others answer too."""
+    register = "from colocate_grpo import stacks; from pathlib import Path; "
+    register += f"stacks.write_when_asked(Path({str(tmp_path)!r})); "
+    ready = [start(tag, f"{register}print(flush=True); {SLEEP}", stdout=subprocess.PIPE) for _ in range(3)]
     plain = start(tag)
-    assert ready.stdout is not None
-    ready.stdout.readline()
-    assert processes.ask_for_stacks(psutil.Process()) >= 1
-    wait_for(lambda: "most recent call first" in (tmp_path / "stacks").read_text())
-    assert ready.poll() is None
+    for process in ready:
+        assert process.stdout is not None
+        process.stdout.readline()
+    text = stacks.collect(psutil.Process(), tmp_path)
+    for process in ready:
+        own = text.partition(f"process {process.pid}:")[2].partition("process ")[0]
+        assert "most recent call first" in own
+        assert 'File "<string>", line 1' in own
+        assert process.poll() is None
     assert plain.poll() is None, "a process without a handler would have been ended by the signal"
