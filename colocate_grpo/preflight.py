@@ -8,11 +8,17 @@ from colocate_grpo.config import Config
 from colocate_grpo.data import eos_ids, load_eval_set, load_prompts, load_tokenizer
 from colocate_grpo.hub import resolve_model
 from colocate_grpo.reward.builtin import load_reward
+from colocate_grpo.rollout.sglang_options import check_options
 from colocate_grpo.train.shape import read_hf_config, validate_model
 
 
 def preflight(config: Config) -> Path:
-    """Check model, data and reward of a run; returns the model directory. Raises ConfigError or DataError."""
+    """Check engine options, model, data and reward of a run; returns the model directory.
+
+    Raises ConfigError or DataError.
+    """
+    if config.rollout.engine == "sglang":
+        check_options(config.rollout.sglang)
     model_dir = resolve_model(config.model)
     validate_model(config, read_hf_config(model_dir))
     load_reward(config.reward.function, config.reward.options)

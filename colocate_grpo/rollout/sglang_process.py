@@ -104,13 +104,16 @@ class ServerProcess:
         self.options_path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """The last lines of the log without the key, ready to end a message with."""
+        """The last lines of the log, whole and without the key, ready to end a message with."""
         if not self.log_path.exists():
             return "\n(it has no log)"
         with self.log_path.open("rb") as log:
-            log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join(["", f"the end of {self.log_path}:", *lines]).replace(self.api_key, "(key)")
+            # One byte more than is shown: what follows the first newline is whole, wherever the cut falls.
+            log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES - 1))
+            is_cut = log.tell() > 0
+            lines = log.read().decode(errors="replace").splitlines()
+        whole = lines[1:] if is_cut else lines
+        return "\n".join(["", f"the end of {self.log_path}:", *whole[-LOG_TAIL_LINES:]]).replace(self.api_key, "(key)")
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ALLOWED_ENVIRONMENT or k.startswith(ALLOWED_PREFIXES)}

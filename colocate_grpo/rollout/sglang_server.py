@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import torch
 
 from colocate_grpo.config import Config
@@ -22,7 +22,6 @@ from colocate_grpo.rollout.engine import (
     RequestFailed,
     SleepTag,
 )
-from colocate_grpo.rollout.sglang_options import check_options
 from colocate_grpo.rollout.sglang_process import END_GRACE_S, SERVER_KEEP_ALIVE_S, ServerProcess
 from colocate_grpo.rollout.sglang_weights import (
     Bucket,
@@ -34,8 +33,11 @@ from colocate_grpo.rollout.sglang_weights import (
 )
 
 CONTROL_TIMEOUT_S = 300.0
+EXCERPT_CHARS = 500
+HEALTH_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+LOST = (aiohttp.ClientError, TimeoutError)  # aiohttp lets the time-out of a whole request through as it is
 KEEP_ALIVE_S = SERVER_KEEP_ALIVE_S / 2
-NO_TIMEOUT = httpx.Timeout(None, connect=10.0)
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10.0)
 SERVER_TAGS: dict[SleepTag, list[str]] = {"weights": ["weights"], "kv_cache": ["kv_cache", "cuda_graph"]}
 STATES: dict[frozenset[SleepTag], EngineState] = {
     frozenset(): EngineState.ASLEEP,
@@ -63,7 +65,7 @@ class SglangEngine:
         self._running: set[asyncio.Task[Completion]] = set()
         self.last_token = 0.0
         self._accepts = asyncio.Event()
-        self._http: httpx.AsyncClient | None = None
+        self._http: aiohttp.ClientSession | None = None
 
     @property
     def name(self) -> str:
@@ -77,12 +79,11 @@ class SglangEngine:
     async def start(self) -> None:
         """Start the server and wait for it (EngineError with the end of its log); no weights are pushed yet."""
         assert self.state is EngineState.STOPPED, f"{self.name} is already started"
-        check_options(self.config.sglang)
         self.process.spawn()
-        self._http = httpx.AsyncClient(
+        self._http = aiohttp.ClientSession(
             base_url=self.process.url,
             headers={"Authorization": f"Bearer {self.process.api_key}"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=1024, keepalive_expiry=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=NO_TIMEOUT,
             trust_env=False,  # a proxy of the user must not see the key
         )
@@ -98,7 +99,7 @@ class SglangEngine:
             task.cancel()
         if self._http is not None:
             http, self._http = self._http, None
-            await http.aclose()
+            await http.close()
         await asyncio.to_thread(self.process.end, grace_s)
 
     async def health(self) -> bool:
@@ -158,16 +159,17 @@ class SglangEngine:
         logprobs: list[float] = []
         meta: dict[str, Any] = {}
         try:
-            async with self._http.stream("POST", "/generate", json=_payload(request)) as response:
-                if 400 <= response.status_code < 500:
-                    raise RequestFailed(f"{self.name} refuses {request.request_id}: {(await response.aread())[:500]!r}")
+            async with self._http.post("/generate", json=_payload(request)) as response:
+                if 400 <= response.status < 500:
+                    text = excerpt(await response.text(errors="replace"))
+                    raise RequestFailed(f"{self.name} refuses {request.request_id}: {text}")
                 await self._check(response, "/generate")
                 async for chunk in _events(response):
                     self.last_token = time.monotonic()
                     meta = self._meta(chunk, request)
                     token_ids += chunk["output_ids"]
                     logprobs += [entry[0] for entry in meta["output_token_logprobs"]]
-        except httpx.HTTPError as error:
+        except LOST as error:
             raise self._lost(error) from error
         return self._completion(request, token_ids, logprobs, meta)
 
@@ -301,28 +303,29 @@ class SglangEngine:
     async def _answers(self) -> bool:
         assert self._http is not None
         try:
-            return (await self._http.get("/health", timeout=5.0)).status_code == 200
-        except httpx.HTTPError:  # not listening yet, or gone: that is the answer
+            async with self._http.get("/health", timeout=HEALTH_TIMEOUT) as response:
+                return response.status == 200
+        except LOST:  # not listening yet, or gone: that is the answer
             return False
 
     async def _post(self, path: str, body: dict[str, Any], timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
         """A control call. EngineError where the server is gone, refuses, or takes longer than `timeout_s`."""
         if self._http is None:
             raise EngineError(f"{self.name} is not running")
+        limit = aiohttp.ClientTimeout(total=timeout_s, connect=NO_TIMEOUT.connect)
         try:
-            response = await self._http.post(path, json=body, timeout=httpx.Timeout(timeout_s, connect=10.0))
-        except httpx.HTTPError as error:
+            async with self._http.post(path, json=body, timeout=limit) as response:
+                await self._check(response, path)
+                return await response.json() if response.content_type == "application/json" else None
+        except LOST as error:
             raise self._lost(error) from error
-        await self._check(response, path)
-        return response.json() if "json" in response.headers.get("content-type", "") and response.content else None
 
-    async def _check(self, response: httpx.Response, path: str) -> None:
-        if response.status_code == 200:
-            return
-        text = (await response.aread()).decode(errors="replace")[:500]
-        raise EngineError(f"{self.name} answers {path} with {response.status_code}: {text}{self.process.log_tail()}")
+    async def _check(self, response: aiohttp.ClientResponse, path: str) -> None:
+        if response.status != 200:
+            text = excerpt(await response.text(errors="replace"))
+            raise EngineError(f"{self.name} answers {path} with {response.status}: {text}{self.process.log_tail()}")
 
-    def _lost(self, error: httpx.HTTPError) -> EngineError:
+    def _lost(self, error: Exception) -> EngineError:
         return EngineError(f"{self.name} is lost ({type(error).__name__} {error}){self.process.log_tail()}")
 
 
@@ -352,8 +355,17 @@ def _payload(request: Request) -> dict[str, Any]:
     }
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The JSON bodies of a stream of server-sent events."""
-    async for line in response.aiter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line[len("data: ") :])
+def excerpt(text: str) -> str:
+    """One line of bounded length that says so where it is not the whole text."""
+    line = " ".join(text.split())
+    return line if len(line) <= EXCERPT_CHARS else f"{line[:EXCERPT_CHARS]}... ({len(line)} characters)"
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The JSON bodies of a stream of server-sent events, of any length."""
+    rest = b""
+    async for data in response.content.iter_any():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: ") and line != b"data: [DONE]":
+                yield json.loads(line[len(b"data: ") :])

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import httpx
 import psutil
 import pytest
@@ -245,29 +246,43 @@ def test_groups_stay_together_and_engines_are_balanced(servers, monkeypatch):
 
 def test_the_client_is_as_fast_as_a_bare_load_generator(servers):
     requests = [request(i, 96) for i in range(64)]
+    ours, bares = 0.0, 0.0
+    for round_ in range(12):  # in turns, as often as a busy machine makes it necessary
+        bare, tokens = speed(servers, generate_bare(servers, requests))
+        own, own_tokens = speed(servers, generate_ours(servers, requests))
+        assert own_tokens == tokens
+        bares, ours = max(bares, bare), max(ours, own)
+        if round_ >= 3 and ours >= 0.9 * bares:
+            break
+    print(f"client {ours:.0f} tokens/s, bare load generator {bares:.0f}, {round_ + 1} rounds")
+    assert ours >= 0.9 * bares
 
-    async def bare() -> int:
-        async def one(r, engine):
-            sampling = {"temperature": 1.0, "max_new_tokens": 96, "sampling_seed": r.seed, "stop_token_ids": [1]}
-            body = {"input_ids": list(r.token_ids), "return_logprob": True, "sampling_params": sampling}
-            answer = await http.post(engine.process.url + "/generate", json=body)
-            return len(answer.json()["output_ids"])
 
-        headers = {"Authorization": f"Bearer {servers.pool.engines[0].process.api_key}"}
-        async with httpx.AsyncClient(timeout=300, headers=headers, limits=httpx.Limits(max_connections=None)) as http:
-            return sum(await asyncio.gather(*[one(r, servers.pool.engines[i % 2]) for i, r in enumerate(requests)]))
+def speed(servers, work):
+    """(tokens per second, tokens) of a rollout."""
+    began = time.monotonic()
+    tokens = servers.run(work)
+    return tokens / (time.monotonic() - began), tokens
 
-    ours, bares = [], []
-    for _ in range(4):
-        began = time.monotonic()
-        tokens = servers.run(bare())
-        bares.append(tokens / (time.monotonic() - began))
-        began = time.monotonic()
-        assert sum(len(c.token_ids) for c in servers.generate(requests)) == tokens
-        ours.append(tokens / (time.monotonic() - began))
-    print(f"client {max(ours):.0f} tokens/s, bare load generator {max(bares):.0f}")
-    # On an idle machine 0.9 and more; two load generators on two busy cores differ by more than that.
-    assert max(ours) >= 0.75 * max(bares)
+
+async def generate_ours(servers, requests):
+    return sum(len(c.token_ids) for c in await asyncio.gather(*[servers.pool.generate(r) for r in requests]))
+
+
+async def generate_bare(servers, requests):
+    """No streaming, no deadline, no check of the answer, no balance but taking turns."""
+    engines = servers.pool.engines
+
+    async def one(index, r):
+        sampling = {"temperature": 1.0, "max_new_tokens": r.sampling.max_new_tokens, "sampling_seed": r.seed,
+                    "stop_token_ids": list(r.sampling.stop_token_ids)}  # fmt: skip
+        body = {"input_ids": list(r.token_ids), "return_logprob": True, "sampling_params": sampling}
+        async with http.post(engines[index % len(engines)].process.url + "/generate", json=body) as answer:
+            return len((await answer.json())["output_ids"])
+
+    headers = {"Authorization": f"Bearer {engines[0].process.api_key}"}
+    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
+        return sum(await asyncio.gather(*[one(i, r) for i, r in enumerate(requests)]))
 
 
 # -- failures: each leaves the pool to the next one -----------------------------------------------------------

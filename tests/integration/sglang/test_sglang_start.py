@@ -1,6 +1,9 @@
 """What goes wrong before a server is up; and the parts that need no server."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import sglang_tiny_model as tiny_model
@@ -13,6 +16,9 @@ from colocate_grpo.rollout.engine import EngineError
 from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE, activate
 from colocate_grpo.rollout.sglang_options import check_options
 from colocate_grpo.rollout.sglang_pool import SglangPool
+from colocate_grpo.rollout.sglang_process import LOG_TAIL_BYTES, ServerProcess
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo_sglang.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +32,23 @@ def test_options_are_checked_by_name_at_once():
         check_options({"mem_fraction_statik": 0.5})
     with pytest.raises(ConfigError, match=r"rollout\.sglang\.tp_size: cannot be set, it follows from rollout\.tp"):
         check_options({"tp_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("mem_fraction_statik=0.5", "SGLang has no such option (did you mean mem_fraction_static?)"),
+        ("port=30000", "cannot be set, it follows from a free port"),
+    ],
+)
+def test_a_wrong_option_ends_the_command_before_anything_is_started(tmp_path, override, expected):
+    option = override.split("=")[0]
+    arguments = ["train", str(DEMO), f"run.dir={tmp_path / 'run'}", "model.path=nowhere", f"rollout.sglang.{override}"]
+    command = [sys.executable, "-c", "from colocate_grpo.cli import main; main()", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == f"error: rollout.sglang.{option}: {expected}\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_value_that_the_server_refuses_is_the_users_mistake(model_dir, tmp_path, monkeypatch, run_tag):
@@ -45,6 +68,19 @@ def test_a_start_that_takes_too_long_ends_with_the_log_and_leaves_nothing(model_
     with pytest.raises(EngineError, match=r"(?s)did not start within 2 s\nthe end of .*what an earlier start said"):
         asyncio.run(pool.start())
     assert processes.find(pool.engines[0].process.tag) == []
+
+
+@pytest.mark.parametrize("width", [10, 1000, LOG_TAIL_BYTES + 10])
+def test_the_end_of_a_log_has_whole_lines_and_a_bound(model_dir, tmp_path, width):
+    server = ServerProcess(config(model_dir), tmp_path, model_dir, "cpu", 0, "the_key")
+    assert server.log_tail() == "\n(it has no log)"
+    lines = [f"<{number:x<{width}}>" for number in range(200)] + ["it says the_key"]
+    server.log_path.parent.mkdir()
+    server.log_path.write_text("\n".join(lines))
+    empty, title, *shown = server.log_tail().split("\n")
+    assert (empty, title) == ("", f"the end of {server.log_path}:")
+    assert shown == [*lines[-len(shown) : -1], "it says (key)"]
+    assert len(shown) == {10: 25, 1000: 17}.get(width, 1)
 
 
 def test_the_platform_plugin_is_inert_unless_an_engine_asks_for_it(monkeypatch):
