@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -70,7 +69,8 @@ class Trajectory:
         return self.verdict.score
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        verdict = vars(self.verdict) if self.verdict else None
+        return {**vars(self), "verdict": verdict, "weight_versions": [vars(span) for span in self.weight_versions]}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Trajectory:

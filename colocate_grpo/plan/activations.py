@@ -138,7 +138,7 @@ def _mlp_ops(shape: ModelShape, batch: MicroBatch) -> list[Op]:
     return [
         _norm("mlp_norm", batch.rows, shape.hidden, batch, 0),
         Op("fc1", wide, 2 * t * f * e, full, 2 * shape.hidden * f * e + gathered, gathered),
-        Op("glu", 4 * t * f * e, t * f * e, 2 * t * f * e),
+        Op("glu", 2 * t * f * e, t * f * e, 2 * t * f * e, t * f * e),
         Op("fc2", t * f * e, gathered, t * f * e, shape.hidden * f * e, full),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +29,8 @@ class EmbeddedEngine:
 
     def __init__(self, config: Config, model_dir: Path) -> None:
         self.slots = config.rollout.slots
-        self.threads = config.run.threads or len(os.sched_getaffinity(0))
+        threads = config.run.threads or len(os.sched_getaffinity(0))  # all cores: ranks wait while the engine decodes
+        self._workers = ThreadPoolExecutor(threads, "decode", initializer=torch.set_num_threads, initargs=(1,))
         self.dtype: torch.dtype = getattr(torch, config.rollout.dtype or config.model.dtype)
         self.shape = ModelShape.from_hf(read_hf_config(model_dir))
         self.hf_config = AutoConfig.from_pretrained(model_dir)
@@ -49,7 +51,7 @@ class EmbeddedEngine:
         self._check_can_generate(request)
         if self._batch is None:
             assert self._weights is not None
-            self._batch = Batch(Decoder(self.shape, self.hf_config, self._weights), self.slots)
+            self._batch = Batch(Decoder(self.shape, self.hf_config, self._weights), self.slots, self._workers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         self._batch.add(request)
@@ -124,6 +126,7 @@ class EmbeddedEngine:
 
     async def stop(self) -> None:
         await self.abort()
+        self._workers.shutdown()
         self._weights = self._update = self._batch = None
         self.weight_version = NO_WEIGHTS
         self.state = EngineState.STOPPED
@@ -150,7 +153,7 @@ class EmbeddedEngine:
         """Step the batch until it is empty."""
         try:
             while self._batch:
-                with torch_threads(self.threads):
+                with one_torch_thread():
                     ended = self._batch.step()
                 self._resolve(ended)
                 await asyncio.sleep(0)
@@ -172,14 +175,10 @@ class EmbeddedEngine:
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Every core unless `run.threads` says otherwise: the ranks wait while the engine decodes.
-
-    A power of two: then the parts into which torch cuts an elementwise operation are whole vectors, and no element is
-    computed by the scalar code of a remainder, which may round differently.
-    """
+def one_torch_thread() -> Iterator[None]:
+    """Operations of the engine on one thread each, whose results then do not depend on the number of cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 << (count.bit_length() - 1))
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import torch
 
@@ -13,18 +14,27 @@ from colocate_grpo.rollout.embedded_model import ALL_ROWS, Decoder
 from colocate_grpo.rollout.engine import Request
 
 BLOCK_ROWS = 64
+MIN_BLOCK_ROWS = 16
 PREFILL_ROWS = 8
 PREFILL_WIDTH = 32
 
 Placement = tuple[Block, int, RunningSequence]
 
 
-class Batch:
-    """All running and waiting requests. Shapes depend on `slots` alone, never on who is in the batch."""
+def block_rows(slots: int) -> int:
+    """Rows of a block: many for large products, but two blocks or more, so that two cores have work."""
+    return max(MIN_BLOCK_ROWS, min(BLOCK_ROWS, slots // 2))
 
-    def __init__(self, decoder: Decoder, slots: int) -> None:
-        rows = min(slots, BLOCK_ROWS)
-        self.decoder = decoder
+
+class Batch:
+    """All running and waiting requests. Shapes depend on `slots` alone, never on who is in the batch.
+
+    `workers` decode blocks side by side, each on one thread: the products of a block are too small for several.
+    """
+
+    def __init__(self, decoder: Decoder, slots: int, workers: Executor) -> None:
+        rows = min(slots, block_rows(slots))
+        self.decoder, self.workers = decoder, workers
         self.blocks = [Block(decoder, rows) for _ in range(-(-slots // rows))]
         self.slots = rows * len(self.blocks)
         self.waiting: deque[RunningSequence] = deque()
@@ -47,7 +57,10 @@ class Batch:
             self._admit()
         elif not self.waiting:
             self._compact()
-        return [finished for block in self.blocks if block.sequences for finished in block.step()]
+        busy = [block for block in self.blocks if block.sequences]
+        if len(busy) == 1:
+            return busy[0].step()
+        return [finished for ended in self.workers.map(Block.step, busy) for finished in ended]
 
     @torch.inference_mode()
     def abort(self) -> list[Finished]:

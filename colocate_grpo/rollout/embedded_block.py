@@ -95,8 +95,9 @@ class Block:
         self._replay_until = max(self._replay_until, self._steps + max(len(s.partial) for s in placed))
         self._summarise()
 
+    @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Decode one token of every row; returns the sequences that ended with it."""
+        """Decode one token of every row; returns the sequences that ended with it. On any thread."""
         self.cache.reserve(self._steps + self._horizon)
         token, position, count, limit, replay, alive, _ = self._integers
         hidden = self.decoder.hidden(token.unsqueeze(1), position.unsqueeze(1), self.cache, self._reach())

@@ -30,14 +30,13 @@ class Decoder:
         self.shape, self.weights = shape, weights
         rotary = LlamaRotaryEmbedding(hf_config)  # type: ignore[arg-type]  # reads fields that every family has
         self._frequencies, self._rotary_scale = rotary.inv_freq.float(), rotary.attention_scaling
-        self._cos = self._sin = torch.empty(0, shape.head_dim)
+        self._rotary_tables = (torch.empty(0, shape.head_dim),) * 2
 
     def hidden(self, ids_BQ: Tensor, positions_BQ: Tensor, cache: KvCache, reach: Sequence[Rows]) -> Tensor:
         """Last layer's output [B * Q, hidden]. Fills `cache`; `reach[i]` are the rows with tokens in chunk i."""
         width = len(reach) * CHUNK
-        self._extend_rotary(width)
         flat = positions_BQ.flatten()
-        cos, sin = self._cos[flat].unsqueeze(1), self._sin[flat].unsqueeze(1)
+        cos, sin = (table[flat].unsqueeze(1) for table in self._rotary(width))
         rows = torch.arange(ids_BQ.shape[0]).unsqueeze(1) * cache.positions
         index = (rows + positions_BQ).flatten()
         mask = torch.where(torch.arange(width) <= positions_BQ.unsqueeze(-1), 0.0, float("-inf"))
@@ -80,14 +79,16 @@ class Decoder:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], eps=self.shape.norm_eps).mul_(weight)
 
-    def _extend_rotary(self, positions: int) -> None:
+    def _rotary(self, positions: int) -> tuple[Tensor, Tensor]:
         """Tables of cos and of sin with the sign of the rotation, in the model's type as transformers has them."""
-        if positions <= self._cos.shape[0]:
-            return
-        angles = torch.outer(torch.arange(positions).float(), self._frequencies)
-        cos, sin = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
-        dtype = self.weights.embedding.dtype
-        self._cos, self._sin = torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+        tables = self._rotary_tables
+        if positions > tables[0].shape[0]:
+            angles = torch.outer(torch.arange(positions).float(), self._frequencies)
+            cos, sin = angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
+            dtype = self.weights.embedding.dtype
+            tables = torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+            self._rotary_tables = tables  # both at once: other threads read them
+        return tables
 
 
 def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Tensor, reach: Sequence[Rows]) -> Tensor:

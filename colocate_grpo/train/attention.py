@@ -151,9 +151,33 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [t, heads, d] by cos and sin [t, 1, d] (halves convention of Hugging Face)."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin
+    """Rotary embedding of x [t, heads, d] by cos and sin [t, 1, d] (halves convention of Hugging Face).
+
+    The second halves of cos and sin repeat the first ones, and are not read.
+    """
+    half = x.shape[-1] // 2
+    return _Rotate.apply(x, cos[..., :half], sin[..., :half])
+
+
+class _Rotate(torch.autograd.Function):
+    """(l, r) -> (l cos - r sin, r cos + l sin); backward turns the other way. No negated nor joined copies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _turn(grad, *ctx.saved_tensors, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    (left, right), (out_left, out_right) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left).addcmul_(right, sin, value=-direction)
+    torch.mul(right, cos, out=out_right).addcmul_(left, sin, value=direction)
+    return out
 
 
 class PackedCoreAttention(MegatronModule):

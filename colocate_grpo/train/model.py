@@ -12,7 +12,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -22,6 +22,7 @@ from torch import Tensor
 from colocate_grpo.config import Config
 from colocate_grpo.train.attention import PackedCoreAttention, PackedSelfAttention, Segments
 from colocate_grpo.train.logprob import VocabShard, token_logprobs
+from colocate_grpo.train.mlp import GatedMLP
 from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.shape import ModelShape
 from colocate_grpo.weights.hf import entries
@@ -155,7 +156,7 @@ def layer_spec(shape: ModelShape) -> TransformerBlockSubmodules:
         ),
     )
     mlp = ModuleSpec(
-        module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        module=GatedMLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     )
     layer = ModuleSpec(
         module=TransformerLayer,

@@ -18,7 +18,8 @@ class Generator:
 
     def __init__(self, model, directory, slots: int, dtype: str = "float32") -> None:
         self.model = model
-        config = small_models.make_config(directory, model={"dtype": dtype}, rollout={"slots": slots})
+        overrides = {"model": {"dtype": dtype}, "rollout": {"slots": slots}, "run": {"threads": 2}}
+        config = small_models.make_config(directory, **overrides)
         self.engine = EmbeddedEngine(config, directory)
         self.runner = asyncio.Runner()
         self.runner.run(self.engine.start())

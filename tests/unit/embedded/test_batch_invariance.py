@@ -100,7 +100,7 @@ def test_arrival_aborts_continuations_and_lost_callers_change_nothing(generator,
 
 
 def test_rows_that_move_to_another_block_keep_their_bits(generator, monkeypatch):
-    """150 slots are three blocks; the long answers left over in all of them move together."""
+    """150 slots are three blocks, decoded on two threads; the long answers left over in all of them move together."""
     moved = []
     move = Block.move_from
     monkeypatch.setattr(Block, "move_from", lambda to, *rows: (moved.append(rows[1]), move(to, *rows)))
