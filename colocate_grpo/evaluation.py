@@ -9,26 +9,48 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from colocate_grpo.config import Config, EvalSet
 from colocate_grpo.data import Prompt, PromptSet
 from colocate_grpo.rollout.engine import Sampling
 from colocate_grpo.rollout.samples import Progress, SampleRunner, gather_all, new_trajectory, sample_seed
-from colocate_grpo.rollout.statistics import length_metrics, share
+from colocate_grpo.rollout.statistics import clustered_error, length_metrics, share
 from colocate_grpo.trajectory import Trajectory
+
+MAX_SHOWN = 400
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How an evaluation is done. Rows of different `parts` must not share a curve.
+
+    `described` are in the fingerprint of the data, or do not matter (a path): they say what changed in it.
+    """
+
+    parts: dict[str, Any]
+    described: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Trajectories in problem order, their metrics, and the fingerprint of how they were made."""
+    """Trajectories in problem order, their metrics, and how they were made."""
 
     name: str
     trajectories: list[Trajectory]
     metrics: dict[str, float]
-    protocol: str
+    protocol: Protocol
 
-    def row(self) -> dict[str, float | str]:
-        return {**self.metrics, f"protocol/{self.name}": self.protocol}
+    def row(self) -> dict[str, Any]:
+        return {
+            **self.metrics,
+            f"protocol/{self.name}": self.protocol.fingerprint,
+            f"protocol_parts/{self.name}": {**self.protocol.described, **self.protocol.parts},
+        }
 
 
 class Evaluator:
@@ -47,8 +69,7 @@ class Evaluator:
     def total(self) -> int:
         return len(self.prompts.rows) * self.spec.samples
 
-    def protocol(self) -> str:
-        """Fingerprint: rows with different ones must not share a curve."""
+    def protocol(self) -> Protocol:
         c, s = self.config, self.spec
         parts = {
             "data": self.prompts.fingerprint,
@@ -60,7 +81,14 @@ class Evaluator:
             "reward": [c.reward.function, c.reward.options, c.reward.answer_scope],
             "grader": version("colocate-grpo"),
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        described = {
+            "path": s.path,
+            "system": c.data.system,
+            "prompt_suffix": c.data.prompt_suffix,
+            "chat_template_kwargs": c.data.chat_template_kwargs,
+            "first_prompt": self.prompts.rows[0].text[:MAX_SHOWN] if self.prompts.rows else None,
+        }
+        return Protocol(parts, described)
 
     async def run(self, runner: SampleRunner, round_name: str, on_start: Callable[[Progress], None]) -> EvalResult:
         """Sample and grade every problem; `round_name` (for example `baseline 0`) keys the seeds."""
@@ -92,7 +120,7 @@ def eval_metrics(name: str, trajectories: Sequence[Trajectory]) -> dict[str, flo
     alive = [t for t in trajectories if t.status != "failed"]
     return {
         f"eval/{name}": statistics.fmean(means) if means else float("nan"),
-        f"eval/{name}/stderr": clustered_stderr(means),
+        **clustered_error(f"eval/{name}", means),
         f"eval/{name}/problems": float(len(means)),
         f"eval/{name}/samples": max((float(len(scores)) for scores in problems.values()), default=0.0),
         f"eval/{name}/failed": float(len(trajectories) - len(alive)),
@@ -101,9 +129,3 @@ def eval_metrics(name: str, trajectories: Sequence[Trajectory]) -> dict[str, flo
         ),
         **length_metrics(alive, f"eval/{name}"),
     }
-
-
-def clustered_stderr(problem_means: Sequence[float]) -> float:
-    """Standard error of pass@1 over problems: samples of one problem are not independent of each other."""
-    n = len(problem_means)
-    return statistics.stdev(problem_means) / n**0.5 if n > 1 else 0.0

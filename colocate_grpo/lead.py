@@ -230,7 +230,7 @@ class Lead:
 
     def _evaluated(self, step: int, baseline: int | None) -> list[EvalPoint]:
         """Evaluations under today's protocols."""
-        protocols = {(e.spec.name, e.protocol()) for e in self.evaluators}
+        protocols = {(e.spec.name, e.protocol().fingerprint) for e in self.evaluators}
         points = [p for p in self.view().evaluations if p.step == step and p.baseline == baseline]
         return [p for p in points if (p.name, p.protocol) in protocols]
 

@@ -84,7 +84,8 @@ def _step_line(row: Row) -> str:
 
 def _eval_line(row: Row, name: str) -> str:
     what = "untouched model" if row.get("baseline") is not None else f"after step {row['step']}"
-    return f"eval {name} ({what}): pass@1 {row[f'eval/{name}']:.3f} ± {row[f'eval/{name}/stderr']:.3f}"
+    error = row.get(f"eval/{name}/stderr")
+    return f"eval {name} ({what}): pass@1 {row[f'eval/{name}']:.3f}" + (f" ± {error:.3f}" if error is not None else "")
 
 
 def _progress(state: dict[str, Any]) -> Table:

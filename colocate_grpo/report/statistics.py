@@ -9,6 +9,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from colocate_grpo.rollout.statistics import standard_error
+
 CONFIDENCE = 0.95
 
 
@@ -33,7 +35,7 @@ def pass_at_1(problem_means: Sequence[float] | np.ndarray) -> Interval:
     """
     means = np.asarray(problem_means, dtype=float)
     assert means.size > 0, "no problems"
-    value, stderr = float(means.mean()), standard_error(means)
+    value, stderr = float(means.mean()), standard_error(means.tolist())
     return Interval(value, stderr, *interval_of_mean(value, stderr, means.size))
 
 
@@ -62,7 +64,7 @@ def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -
     shared = sorted(before.keys() & after.keys())
     assert shared, "no problem in common"
     differences = np.array([after[problem] - before[problem] for problem in shared])
-    value, stderr = float(differences.mean()), standard_error(differences)
+    value, stderr = float(differences.mean()), standard_error(differences.tolist())
     half = student_t(len(shared) - 1) * stderr if len(shared) > 1 else math.inf
     return Interval(value, stderr, value - half, value + half)
 
@@ -73,12 +75,6 @@ def unpaired_difference(before: Interval, after: Interval) -> Interval:
     low = value - math.hypot(after.value - after.low, before.high - before.value)
     high = value + math.hypot(after.high - after.value, before.value - before.low)
     return Interval(value, math.hypot(before.stderr, after.stderr), low, high)
-
-
-def standard_error(values: Sequence[float] | np.ndarray) -> float:
-    """Standard error of the mean; nan for a single value."""
-    array = np.asarray(values, dtype=float)
-    return float(array.std(ddof=1) / math.sqrt(array.size)) if array.size > 1 else math.nan
 
 
 def sampling_noise(scores_by_problem: Mapping[str, Sequence[float]]) -> float:

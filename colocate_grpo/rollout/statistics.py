@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import zlib
 from collections import Counter
@@ -25,6 +26,19 @@ def share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags) if flags else 0.0
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean of independent values; nan for fewer than two.
+
+    Samples of one problem depend on each other: of samples, give the means of their problems.
+    """
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def clustered_error(name: str, cluster_means: Sequence[float]) -> dict[str, float]:
+    """`NAME/stderr`, the standard error over clusters; nothing where one cluster says nothing about others."""
+    return {f"{name}/stderr": standard_error(cluster_means)} if len(cluster_means) > 1 else {}
+
+
 def length_metrics(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
     """`PREFIX/response_len/{mean,median,max}` in tokens, truncation and repetition shares."""
     lengths = [t.response_length for t in trajectories] or [0]
@@ -41,9 +55,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Metrics of one training batch; failed members count as failures and nowhere else."""
     alive = [t for t in trajectories if t.status != "failed"]
     scores = [t.score for t in alive if t.score is not None]
+    groups = [[t.score for t in group if t.score is not None] for group in group_by_id(alive)]
     reasons = Counter(t.verdict.reason for t in alive if t.verdict)
     return {
         "rollout/raw_reward": statistics.fmean(scores) if scores else 0.0,
+        **clustered_error("rollout/raw_reward", [statistics.fmean(group) for group in groups if group]),
         "rollout/failed_ratio": share([t.status == "failed" for t in trajectories]),
         "rollout/zero_variance_ratio": share([not has_variance(g) for g in group_by_id(alive)]),
         **{f"rollout/reason/{reason}": float(count) for reason, count in sorted(reasons.items())},

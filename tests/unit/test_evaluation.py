@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from colocate_grpo.evaluation import clustered_stderr, eval_metrics
+from colocate_grpo.config import Config, EvalSet
+from colocate_grpo.data import Prompt, PromptSet
+from colocate_grpo.evaluation import Evaluator, eval_metrics
 from colocate_grpo.rollout.statistics import has_variance, is_repetitive, rollout_metrics
 from colocate_grpo.trajectory import Trajectory, Verdict
 
@@ -38,27 +40,46 @@ def test_what_failed_or_is_excluded_is_no_zero():
 
 
 def test_one_problem_has_no_error_to_speak_of():
-    assert clustered_stderr([1.0]) == 0.0
+    metrics = eval_metrics("x", [made(0, 1), made(0, 0)])
+    assert metrics["eval/x"] == 0.5
+    assert "eval/x/stderr" not in metrics
+    assert "rollout/raw_reward/stderr" not in rollout_metrics([made(0, 1), made(0, 0)])
 
 
-def test_batch_metrics_by_hand():
-    batch = [made(0, 1, length=2), made(0, 0, length=4), made(1, 0, "truncated", 9), made(1, None, "failed", 1)]
-    metrics = rollout_metrics(batch)
-    assert metrics["rollout/raw_reward"] == pytest.approx(1 / 3)
-    assert metrics["rollout/response_len/mean"] == 5
-    assert metrics["rollout/response_len/median"] == 4
-    assert metrics["rollout/truncated_ratio"] == pytest.approx(1 / 3)
-    assert metrics["rollout/failed_ratio"] == 0.25
-    assert metrics["rollout/zero_variance_ratio"] == 0.5
-    assert metrics["rollout/reason/wrong"] == 3
+def test_the_error_of_a_batch_is_that_of_its_groups():
+    # Group means 1, 1/2, 0, and a group that failed as a whole.
+    batch = [made(0, 1), made(0, 1), made(1, 1), made(1, 0), made(2, 0), made(2, 0), made(3, None, "failed")]
+    assert rollout_metrics(batch)["rollout/raw_reward/stderr"] == pytest.approx(0.5 / math.sqrt(3))
 
 
-def test_variance_is_that_of_the_survivors():
-    assert has_variance([made(0, 1), made(0, 0)])
-    assert not has_variance([made(0, 1), made(0, None, "failed")])
+def evaluator(text="1 + 1 = ?", config=None, **spec):
+    values = {"model": {"path": "m"}, "data": {"train": "t"}, **(config or {})}
+    prompts = PromptSet("eval.jsonl", (Prompt("0", (1, 2), "2", text, ()),), 0, 0, f"hash of {text}")
+    return Evaluator(
+        Config.model_validate(values), EvalSet(**{"name": "aime", "path": "eval.jsonl", **spec}), prompts, eos_ids=(0,)
+    )
 
 
-def test_a_loop_is_repetitive_and_an_argument_is_not():
-    assert is_repetitive("and so on, " * 500)
-    assert not is_repetitive("".join(f"{i * i * 7919 % 10007} + {i} = ?\n" for i in range(500)))
-    assert not is_repetitive("")
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"samples": 2}, "samples"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"max_new_tokens": 7}, "max_new_tokens"),
+        ({"text": "1 + 1 = ? Think."}, "data"),
+        ({"config": {"reward": {"function": "exact"}}}, "reward"),
+    ],
+)
+def test_a_protocol_is_its_parts(changed, part):
+    before, after = evaluator().protocol(), evaluator(**changed).protocol()
+    assert before.fingerprint != after.fingerprint
+    assert [key for key in before.parts if before.parts[key] != after.parts[key]] == [part]
+    described = {"data": "first_prompt"}.get(part)
+    assert described is None or before.described[described] != after.described[described]
+
+
+def test_a_file_that_moved_is_no_other_protocol():
+    here, moved = evaluator().protocol(), evaluator(path="elsewhere.jsonl").protocol()
+    assert here.fingerprint == moved.fingerprint
+    assert (here.described["path"], moved.described["path"]) == ("eval.jsonl", "elsewhere.jsonl")
