@@ -83,3 +83,26 @@ def test_a_file_that_moved_is_no_other_protocol():
     here, moved = evaluator().protocol(), evaluator(path="elsewhere.jsonl").protocol()
     assert here.fingerprint == moved.fingerprint
     assert (here.described["path"], moved.described["path"]) == ("eval.jsonl", "elsewhere.jsonl")
+
+
+def test_batch_metrics_by_hand():
+    batch = [made(0, 1, length=2), made(0, 0, length=4), made(1, 0, "truncated", 9), made(1, None, "failed", 1)]
+    metrics = rollout_metrics(batch)
+    assert metrics["rollout/raw_reward"] == pytest.approx(1 / 3)
+    assert metrics["rollout/response_len/mean"] == 5
+    assert metrics["rollout/response_len/median"] == 4
+    assert metrics["rollout/truncated_ratio"] == pytest.approx(1 / 3)
+    assert metrics["rollout/failed_ratio"] == 0.25
+    assert metrics["rollout/zero_variance_ratio"] == 0.5
+    assert metrics["rollout/reason/wrong"] == 3
+
+
+def test_variance_is_that_of_the_survivors():
+    assert has_variance([made(0, 1), made(0, 0)])
+    assert not has_variance([made(0, 1), made(0, None, "failed")])
+
+
+def test_a_loop_is_repetitive_and_an_argument_is_not():
+    assert is_repetitive("and so on, " * 500)
+    assert not is_repetitive("".join(f"{i * i * 7919 % 10007} + {i} = ?\n" for i in range(500)))
+    assert not is_repetitive("")
