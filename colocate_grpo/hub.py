@@ -38,6 +38,11 @@ def resolve_data(path: str, key: str = "data.train") -> Path:
     return _resolve(key, hub, "dataset", match[1], None, [match[2]]) / match[2]
 
 
+def cache_directory() -> Path:
+    """Where the project keeps what it would otherwise fetch again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colocate_grpo"
+
+
 def _split(text: str) -> tuple[str | None, str]:
     hub, colon, name = text.partition(":")
     return (hub, name) if colon and hub in HUBS else (None, text)
@@ -70,9 +75,8 @@ def _resolve(key: str, hub: str, kind: str, name: str, revision: str | None, pat
 
 
 def _receipt(hub: str, kind: str, name: str, revision: str | None, patterns: list[str]) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colocate_grpo"
     what = "--".join([hub, kind, name, revision or "default", *(patterns if kind == "dataset" else [])])
-    return cache / f"{re.sub(r'[^A-Za-z0-9._-]', '-', what)}.json"
+    return cache_directory() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', what)}.json"
 
 
 def _complete(receipt: Path) -> Path | None:
