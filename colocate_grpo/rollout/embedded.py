@@ -30,7 +30,7 @@ class EmbeddedEngine:
     def __init__(self, config: Config, model_dir: Path) -> None:
         self.slots = config.rollout.slots
         threads = config.run.threads or len(os.sched_getaffinity(0))  # all cores: ranks wait while the engine decodes
-        self._workers = ThreadPoolExecutor(threads, "decode", initializer=torch.set_num_threads, initargs=(1,))
+        self._workers = _one_thread_each(threads) if threads > 1 else None
         self.dtype: torch.dtype = getattr(torch, config.rollout.dtype or config.model.dtype)
         self.shape = ModelShape.from_hf(read_hf_config(model_dir))
         self.hf_config = AutoConfig.from_pretrained(model_dir)
@@ -126,7 +126,8 @@ class EmbeddedEngine:
 
     async def stop(self) -> None:
         await self.abort()
-        self._workers.shutdown()
+        if self._workers:
+            self._workers.shutdown()
         self._weights = self._update = self._batch = None
         self.weight_version = NO_WEIGHTS
         self.state = EngineState.STOPPED
@@ -172,6 +173,10 @@ class EmbeddedEngine:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(EngineError(f"the embedded engine failed: {error!r}"))
+
+
+def _one_thread_each(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "decode", initializer=torch.set_num_threads, initargs=(1,))
 
 
 @contextmanager

@@ -30,9 +30,10 @@ class Batch:
     """All running and waiting requests. Shapes depend on `slots` alone, never on who is in the batch.
 
     `workers` decode blocks side by side, each on one thread: the products of a block are too small for several.
+    Without them this thread decodes one after the other.
     """
 
-    def __init__(self, decoder: Decoder, slots: int, workers: Executor) -> None:
+    def __init__(self, decoder: Decoder, slots: int, workers: Executor | None = None) -> None:
         rows = min(slots, block_rows(slots))
         self.decoder, self.workers = decoder, workers
         self.blocks = [Block(decoder, rows) for _ in range(-(-slots // rows))]
@@ -58,9 +59,8 @@ class Batch:
         elif not self.waiting:
             self._compact()
         busy = [block for block in self.blocks if block.sequences]
-        if len(busy) == 1:
-            return busy[0].step()
-        return [finished for ended in self.workers.map(Block.step, busy) for finished in ended]
+        run = self.workers.map if self.workers and len(busy) > 1 else map
+        return [finished for ended in run(Block.step, busy) for finished in ended]
 
     @torch.inference_mode()
     def abort(self) -> list[Finished]:
