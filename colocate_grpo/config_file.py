@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError, nearest
+from colocate_grpo.shipped import config_names, shipped_config
 
 Path_ = tuple[str | int, ...]
 
@@ -45,9 +46,10 @@ for _side in (_Loader, _Dumper):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read `path`, apply `section.key=value` overrides, and check the whole.
 
-    Raises ConfigError with file and line (or the override), the value, what is allowed, and the nearest name.
+    A shipped configuration is found by its name from anywhere. Raises ConfigError with file and line (or the
+    override), the value, what is allowed, and the nearest name.
     """
-    path = Path(path)
+    path = _find(Path(path))
     values, lines = _read(path)
     origin = {key: f"{path}:{line}" for key, line in lines.items()}
     for text in overrides:
@@ -95,9 +97,15 @@ def explain_rows() -> Iterator[tuple[str, str, str, str]]:
     yield from _explain(Config, "")
 
 
+def _find(path: Path) -> Path:
+    found = path if path.is_file() else shipped_config(path)
+    if found is None:
+        known = [*_siblings(path), *config_names()]
+        raise ConfigError(f"{path}: no such configuration file{nearest(path.name, known)}")
+    return found
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such configuration file{nearest(path.name, _siblings(path))}")
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)

@@ -73,24 +73,27 @@ def _stored_tensors(shape: ModelShape, tp: int) -> int:
 
 
 def plan_disk(shape: ModelShape, config: Config, tokens_per_step: float) -> DiskPlan:
-    """Kept at once: the newest, the best, the pinned n-th, one that waits for its evaluation, a healthy one."""
-    keep = config.checkpoint
-    waiting = 1 if config.eval.every else 0
-    healthy = 1 if _can_roll_back(config) else 0
-    pinned = config.run.steps // keep.keep_every if keep.keep_every else 0
+    """Bytes of the whole run, where nobody pins a checkpoint by hand."""
     return DiskPlan(
         checkpoint=checkpoint_bytes(shape, config),
         values=checkpoint_values(shape, config),
-        live=keep.keep_last + keep.keep_best + pinned + waiting + healthy,
-        export=shape.parameters * ELEMENT[config.model.dtype] if keep.export_best else 0,
+        live=most_kept(config),
+        export=shape.parameters * ELEMENT[config.model.dtype] if config.checkpoint.export_best else 0,
         dumps=int(config.run.steps * tokens_per_step * DUMP_BYTES_PER_TOKEN) if config.run.dump_rollouts else 0,
     )
 
 
-def _can_roll_back(config: Config) -> bool:
-    guards = config.guards
-    actions = [*guards.rollout.model_dump().values(), *guards.step.model_dump().values()]
-    return "rollback" in actions
+def most_kept(config: Config) -> int:
+    """Checkpoints that the store's rules keep at most, wherever a stop puts an additional save.
+
+    The newest, the best, every so many-th; one from before the guards' window and the one after it, unless the newest
+    ones reach as far back. One that waits for its evaluation is the newest.
+    """
+    keep, window = config.checkpoint, config.guards.step.window
+    guarded = (window >= keep.keep_last) + (window > keep.keep_last)
+    every = (config.run.steps - 1) // keep.keep_every if keep.keep_every else 0
+    best = keep.keep_best if config.eval.every else 0
+    return min(keep.keep_last + guarded + every + best, config.run.steps - 1)
 
 
 def plan_host(config: Config, trainer: TrainerBytes, assumed: Assumptions) -> HostPlan:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from colocate_grpo.errors import ConfigError, nearest
+from colocate_grpo.shipped import MODELS
 from colocate_grpo.train.shape import ModelShape
 
-SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "models"
 HUBS = ("hf:", "modelscope:")
 
 
@@ -32,7 +32,7 @@ def find_config_json(path: str) -> Path:
     if file.is_file():
         return file
     # A model that a command has yet to make (the demo's) is shipped under the name of its directory.
-    to_be_made = SHIPPED / f"{file.parent.name}.json"
+    to_be_made = MODELS / f"{file.parent.name}.json"
     if file.parent.name and to_be_made.is_file():
         return to_be_made
     raise ConfigError(f"model.path: {file} does not exist")
@@ -40,7 +40,7 @@ def find_config_json(path: str) -> Path:
 
 def shipped_names() -> list[str]:
     """Models whose config.json is shipped, so that `plan` needs no download."""
-    return sorted(p.stem for p in SHIPPED.glob("*.json"))
+    return sorted(p.stem for p in MODELS.glob("*.json"))
 
 
 def _shipped_config(path: str) -> Path:
@@ -51,7 +51,7 @@ def _shipped_config(path: str) -> Path:
             f"model.path: the shape of {path} is not shipped{nearest(name, known)}; "
             f"give its config.json instead, or one of: {', '.join(known)}"
         )
-    return SHIPPED / f"{name}.json"
+    return MODELS / f"{name}.json"
 
 
 def rank_tensors(shape: ModelShape, tp: int) -> Iterator[int]:

@@ -108,7 +108,7 @@ def _other_lines(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"disk         {disk.total / GIB:.1f} GiB: checkpoint {disk.values / GIB:.1f} GiB x "
-        f"({disk.live} kept + 1), dumps {disk.dumps / GIB:.1f}, export {disk.export / GIB:.1f}"
+        f"(up to {disk.live} kept + 1 being written), dumps {disk.dumps / GIB:.1f}, export {disk.export / GIB:.1f}"
     )
 
 

@@ -11,13 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.plan.assessment import make_plan
-from colocate_grpo.plan.model_shape import SHIPPED, rank_tensors, read_model_config, shipped_names
+from colocate_grpo.plan.model_shape import rank_tensors, read_model_config, shipped_names
+from colocate_grpo.shipped import MODELS
 from colocate_grpo.train.shape import ModelShape
 
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_parameters_equal_those_of_transformers(name: str) -> None:
-    config = AutoConfig.from_pretrained(SHIPPED / f"{name}.json")
+    config = AutoConfig.from_pretrained(MODELS / f"{name}.json")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shape = ModelShape.from_hf(read_model_config(f"hf:{name}"))
@@ -44,6 +45,6 @@ def test_missing_directory_and_broken_json_are_one_line(tmp_path) -> None:
 
 
 def test_directory_file_and_hub_name_give_the_same_shape(tmp_path) -> None:
-    file = SHIPPED / "Qwen3-0.6B.json"
+    file = MODELS / "Qwen3-0.6B.json"
     (tmp_path / "config.json").write_text(json.dumps(json.loads(file.read_text())))
     assert read_model_config(str(tmp_path)) == read_model_config(str(file)) == read_model_config("hf:Qwen/Qwen3-0.6B")
