@@ -88,8 +88,9 @@ def _device_defaults(config: Config, device: str) -> dict[str, Any]:
         "sampling_backend": "pytorch",
         "disable_overlap_schedule": True,
         "enable_deterministic_inference": config.run.deterministic,  # seeds mean something only with it
-        "mem_fraction_static": 0.2,
+        # The tokens bound the cache. The share would too, by memory that others on this machine take meanwhile.
         "max_total_tokens": max(CPU_KV_TOKENS, 4 * longest),
+        "mem_fraction_static": 0.9,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -33,6 +34,7 @@ ALLOWED_PREFIXES = ("SGLANG_", "NCCL_", "COLOCATE_")
 END_GRACE_S = 3.0
 LOG_TAIL_LINES = 25
 LOG_TAIL_BYTES = 16384
+LOGGED_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)
 USAGE_ERROR = 2
 SERVER_KEEP_ALIVE_S = 120  # longer than the client's: whoever reuses a closing connection loses its request
 SERVER_ENVIRONMENT = {
@@ -90,7 +92,9 @@ class ServerProcess:
                 code = self.process.returncode if self.process else None
                 if code == USAGE_ERROR:
                     raise ConfigError(f"rollout.sglang: {self.log_tail().splitlines()[-1]}")
-                raise EngineError(f"engine {self.index} ended with code {code} while it started{self.log_tail()}")
+                raise EngineError(
+                    f"engine {self.index} ended with code {code} while it started{self.last_error()}{self.log_tail()}"
+                )
             if time.monotonic() - started > deadline_s:
                 raise EngineError(f"engine {self.index} did not start within {deadline_s:g} s{self.log_tail()}")
             await asyncio.sleep(0.2)
@@ -102,6 +106,11 @@ class ServerProcess:
         if self.process is not None:
             self.process.wait(timeout=10)
         self.options_path.unlink(missing_ok=True)
+
+    def last_error(self) -> str:
+        """The last exception in the end of the log, for the first line of a message."""
+        found = LOGGED_ERROR.findall(self.log_tail())
+        return f": {found[-1]}" if found else ""
 
     def log_tail(self) -> str:
         """The last lines of the log, whole and without the key, ready to end a message with."""

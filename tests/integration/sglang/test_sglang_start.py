@@ -83,6 +83,15 @@ def test_the_end_of_a_log_has_whole_lines_and_a_bound(model_dir, tmp_path, width
     assert len(shown) == {10: 25, 1000: 17}.get(width, 1)
 
 
+def test_a_message_names_the_last_exception_of_the_log(model_dir, tmp_path):
+    server = ServerProcess(config(model_dir), tmp_path, model_dir, "cpu", 0, "the_key")
+    server.log_path.parent.mkdir()
+    server.log_path.write_text("RuntimeError: first\n  raise ValueError(x)\nValueError: no memory\n\nsigquit\n")
+    assert server.last_error() == ": ValueError: no memory"
+    server.log_path.write_text("all is well\n")
+    assert server.last_error() == ""
+
+
 def test_the_platform_plugin_is_inert_unless_an_engine_asks_for_it(monkeypatch):
     monkeypatch.delenv(DEVICE_VARIABLE, raising=False)
     assert activate() is None
