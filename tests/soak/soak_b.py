@@ -63,12 +63,13 @@ class Soak:
     def _hit(self, number: int, what: str, where: str) -> None:
         """One fault, and the engine's way back."""
         self.run.wait_for("two servers", lambda: len(self._servers()) == 2, 3600)
-        self.run.wait_for(where, lambda: self._is_in(where, number), 3600)
         lost, back = (len(self.run.events(kind)) for kind in ("engine_lost", "engine_restarted"))
-        victim = self.chance.choice(self._servers())
+        victim = self.chance.choice(self._servers())  # beforehand: a push takes less time than finding a process
+        self.run.wait_for(where, lambda: self._is_in(where, number), 3600)
         victim.send_signal(SIGNALS[what])
-        step = self.run.state()["step"]
-        self.say(f"fault {number}/{len(FAULTS)}: {what} server {victim.pid} during {where}, step {step}")
+        state = self.run.state()
+        assert state["phase"] == PHASES[where], f"the fault came too late: {state}"
+        self.say(f"fault {number}/{len(FAULTS)}: {what} server {victim.pid} during {where}, step {state['step']}")
         self.run.wait_for("the loss", lambda: len(self.run.events("engine_lost")) > lost, 1800)
         self.say(f"  lost: {self.run.events('engine_lost')[-1]['message']}")
         self.run.wait_for("the restart", lambda: len(self.run.events("engine_restarted")) > back, 3600)
