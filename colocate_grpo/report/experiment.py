@@ -15,7 +15,7 @@ from colocate_grpo.report.protocols import noise_section, protocol_section
 from colocate_grpo.report.record import RunRecord, load_record
 from colocate_grpo.report.reproduce import reproduce_section
 from colocate_grpo.report.samples import samples_section
-from colocate_grpo.report.side_by_side import side_by_side_section
+from colocate_grpo.report.side_by_side import other_configurations, side_by_side_section
 from colocate_grpo.report.style import DARK, LIGHT
 
 MARKDOWN, HTML, PICTURE = "EXPERIMENT_REPORT.md", "report.html", "curves.png"
@@ -61,7 +61,7 @@ def compose(run: RunRecord, reference: Path | None = None, compare: Path | None 
         data_section(run),
         chronicle_section(run),
         samples_section(run),
-        reproduce_section(run),
+        reproduce_section(run, other_configurations(reference, compare)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 

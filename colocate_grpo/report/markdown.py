@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 ABSENT = "–"
+MAX_VALUE = 160
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -27,6 +30,12 @@ def code(text: str, language: str = "") -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def value_text(value: Any) -> str:
+    """The value of an option, shortened where it is long."""
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return f"`{text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 1] + '…'}`"
 
 
 def number(value: float | None, digits: int = 3) -> str:

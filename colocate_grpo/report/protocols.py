@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from colocate_grpo.report.accuracy import Curve, curves, measure
-from colocate_grpo.report.markdown import ABSENT, number, percent, step_ranges, table, text_table
+from colocate_grpo.report.markdown import ABSENT, number, percent, step_ranges, table, text_table, value_text
 from colocate_grpo.report.record import RunRecord
 from colocate_grpo.report.statistics import sampling_noise
+
+PART_LABELS = {
+    "path": "data file",
+    "problems": "problems",
+    "samples": "samples a problem",
+    "temperature": "temperature",
+    "top_p": "top-p",
+    "max_new_tokens": "token limit of an answer",
+    "system": "system prompt",
+    "prompt_suffix": "prompt suffix",
+    "chat_template_kwargs": "options of the chat template",
+    "first_prompt": "first prompt as rendered",
+    "data": "fingerprint of prompts and answers as rendered",
+    "reward": "grader and its options",
+    "grader": "version of the grader",
+}
 
 
 def noise_section(run: RunRecord) -> str:
@@ -34,12 +52,40 @@ def protocol_section(run: RunRecord) -> str:
         "A protocol's fingerprint covers the data, the prompt template, temperature, top-p, token limit, samples and"
         " grader. Figures of different fingerprints share neither a curve nor a difference."
     )
-    changed = sorted({curve.name for curve in found if sum(c.name == curve.name for c in found) > 1})
-    if changed:
-        names = ", ".join(f"`eval/{name}`" for name in changed)
-        parts.append(f"**The protocol of {names} changed during this run**: its parts are told apart everywhere.")
-    parts.append(_settings(run))
+    names = list(dict.fromkeys(curve.name for curve in found))
+    for name in names:
+        parts += _set_part(run, [curve for curve in found if curve.name == name])
     return "\n\n".join(parts)
+
+
+def what_differs(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
+    """`samples a problem 4 → 8; temperature 0.6 → 1`, of the recorded parts of two protocols."""
+    if old is None or new is None:
+        return "what differs is not recorded"
+    keys = [key for key in {**PART_LABELS, **old, **new} if old.get(key) != new.get(key)]
+    return "; ".join(f"{_label(key)} {value_text(old.get(key))} → {value_text(new.get(key))}" for key in keys)
+
+
+def _set_part(run: RunRecord, found: Sequence[Curve]) -> Iterator[str]:
+    """What one set's protocols are made of, and what changed from each to the next."""
+    name = found[0].name
+    recorded = [run.protocols.get((name, curve.protocol)) for curve in found]
+    for (before, old), (after, new) in itertools.pairwise(zip(found, recorded, strict=True)):
+        yield (
+            f"**The protocol of `eval/{name}` changed during this run**, from `{before.protocol}` to"
+            f" `{after.protocol}`: {what_differs(old, new)}. Its parts are told apart everywhere."
+        )
+    known = [(curve.protocol, parts) for curve, parts in zip(found, recorded, strict=True) if parts is not None]
+    if not known:
+        yield f"What the protocol of `eval/{name}` is made of is not recorded."
+        return
+    keys = [key for key in PART_LABELS if any(key in parts for _, parts in known)]
+    rows = [[_label(key), *(value_text(parts.get(key)) for _, parts in known)] for key in keys]
+    yield text_table([f"`eval/{name}`", *(f"`{protocol}`" for protocol, _ in known)], rows)
+
+
+def _label(key: str) -> str:
+    return PART_LABELS.get(key, key)
 
 
 def _noise_row(run: RunRecord, curve: Curve) -> list[str]:
@@ -84,13 +130,3 @@ def _size(curve: Curve) -> str:
         (int(p.values.get("problems", 0)), int(p.values.get("samples", 0))) for p in [*curve.baselines, *curve.trained]
     }
     return ", ".join(f"{problems} × {samples}" for problems, samples in sorted(sizes))
-
-
-def _settings(run: RunRecord) -> str:
-    """The sets as the configuration has them now."""
-    specs = run.option("eval.sets", [])
-    if not specs:
-        return "The configuration names no evaluation sets now."
-    keys = ["name", "path", "samples", "limit", "temperature", "top_p", "max_new_tokens"]
-    rows = [[ABSENT if spec.get(key) is None else str(spec[key]) for key in keys] for spec in specs]
-    return "In the configuration as it is now:\n\n" + text_table(keys, rows)

@@ -16,6 +16,8 @@ from colocate_grpo.observe import events, metrics
 from colocate_grpo.observe.jsonl import DamagedLine, Row, read_lines
 from colocate_grpo.observe.metrics import EvalPoint, StepView, view
 
+PARTS = "protocol_parts/"
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -45,6 +47,17 @@ class RunRecord:
     def evaluations(self) -> list[EvalPoint]:
         """Counted evaluations that have a result."""
         return [point for point in self.counted.evaluations if math.isfinite(point.accuracy)]
+
+    @cached_property
+    def protocols(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """What the protocols are made of, by set and fingerprint, where the evaluations recorded it."""
+        parts = {}
+        for row in self.rows:
+            for key in row:
+                if key.startswith(PARTS):
+                    name = key.removeprefix(PARTS)
+                    parts[name, row[f"protocol/{name}"]] = row[key]
+        return parts
 
     @cached_property
     def steps(self) -> list[Row]:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from colocate_grpo.config import Config
-from colocate_grpo.config_file import load_config, to_yaml
+from colocate_grpo.config_file import to_yaml
 from colocate_grpo.report.accuracy import curves
 from colocate_grpo.report.data_use import recorded_facts
-from colocate_grpo.report.markdown import ABSENT, code, text_table
+from colocate_grpo.report.markdown import ABSENT, code, text_table, value_text
 from colocate_grpo.report.record import RunRecord
 
 
-def reproduce_section(run: RunRecord, reference_config: Path | None = None) -> str:
-    """Command, configuration, versions, hardware, seeds and fingerprints."""
+def reproduce_section(run: RunRecord, named: Mapping[str, dict[str, Any]] | None = None) -> str:
+    """Command, configuration, versions, hardware, seeds and fingerprints.
+
+    `named`: configurations to tell the differences from, by name; the defaults where there are none.
+    """
     parts = ["## Reproduce", _command(run), "### Seeds and fingerprints", text_table(["", ""], _fingerprints(run))]
     parts += ["### Versions and hardware", _environment(run)]
     if run.config:
-        parts += [_differences(run, reference_config), "### Resolved configuration"]
+        others = named or {"the defaults": _defaults(run)}
+        parts += [_differences(run, name, values) for name, values in others.items()]
+        parts.append("### Resolved configuration")
         parts.append(code(to_yaml(run.config), "yaml"))
     else:
         parts.append("The configuration is missing.")
@@ -96,12 +101,8 @@ def _environment_rows(start: dict[str, Any]) -> Iterator[list[str]]:
         yield [package, f"`{version}`"]
 
 
-def _differences(run: RunRecord, reference: Path | None) -> str:
-    if reference is not None:
-        others, name = load_config(reference).model_dump(mode="json"), f"`{reference.name}`"
-    else:
-        others, name = _defaults(run), "the defaults"
-    rows = [[f"`{key}`", _short(value), _short(other)] for key, value, other in differing(run.config, others)]
+def _differences(run: RunRecord, name: str, others: dict[str, Any]) -> str:
+    rows = [[f"`{key}`", value_text(value), value_text(other)] for key, value, other in differing(run.config, others)]
     title = f"### Differences from {name}"
     return f"{title}\n\n{text_table(['option', 'this run', name], rows)}" if rows else f"{title}\n\nNone."
 
@@ -110,8 +111,3 @@ def _defaults(run: RunRecord) -> dict[str, Any]:
     """The schema's defaults, with this run's model and data, which have none."""
     required = {"model": {"path": run.option("model.path")}, "data": {"train": run.option("data.train")}}
     return Config.model_validate(required).model_dump(mode="json")
-
-
-def _short(value: Any) -> str:
-    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
-    return f"`{text if len(text) <= 160 else text[:159] + '…'}`"

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo.config_file import load_config
 from colocate_grpo.errors import DataError
 from colocate_grpo.report.accuracy import Curve, curves
 from colocate_grpo.report.headline import TRAINING_FIGURES, first_and_last
 from colocate_grpo.report.markdown import ABSENT, number, percent, text_table
+from colocate_grpo.report.protocols import what_differs
 from colocate_grpo.report.record import RunRecord, attempts, load_record
 
 FACTS = {
@@ -36,13 +38,17 @@ class EvaluationFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """What two runs can be laid side by side with; `training` has (first, last) by metric."""
+    """What two runs can be laid side by side with; `training` has (first, last) by metric.
+
+    `configuration`: of a published run, the shipped file that does the same.
+    """
 
     name: str
     source: str
     facts: dict[str, Any]
     evaluations: list[EvaluationFigures]
     training: dict[str, tuple[float, float]]
+    configuration: str | None = None
 
 
 def published_figures(path: Path) -> Figures:
@@ -51,7 +57,8 @@ def published_figures(path: Path) -> Figures:
         values = json.loads(path.read_text(encoding="utf-8"))
         evaluations = [EvaluationFigures(**entry) for entry in values["evaluations"]]
         training = {metric: (first, last) for metric, (first, last) in values["training"].items()}
-        return Figures(values["name"], values["source"], values["facts"], evaluations, training)
+        named = values.get("configuration")
+        return Figures(values["name"], values["source"], values["facts"], evaluations, training, named)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError) as error:  # no JSON, or JSON of another shape
@@ -79,13 +86,37 @@ def run_figures(run: RunRecord) -> Figures:
 def side_by_side_section(run: RunRecord, reference: Path | None, compare: Path | None) -> str | None:
     """The section, or None where there is nothing to compare with."""
     others = [published_figures(reference)] if reference else []
-    others += [run_figures(load_record(compare))] if compare else []
+    compared = load_record(compare) if compare else None
+    others += [run_figures(compared)] if compared else []
     if not others:
         return None
     figures = [run_figures(run), *others]
     header = ["", *(f.name for f in figures)]
     sources = "\n".join(f"* {f.name}: {f.source}" for f in figures)
-    return "\n\n".join(["## Side by side", text_table(header, _rows(figures)), sources, _warning()])
+    parts = ["## Side by side", text_table(header, _rows(figures)), sources, _warning()]
+    return "\n\n".join([*parts, *(_protocol_notes(run, compared) if compared else [])])
+
+
+def other_configurations(reference: Path | None, compare: Path | None) -> dict[str, dict[str, Any]]:
+    """By name, the configuration that a published run's figures name, and that of the other run."""
+    found = {}
+    named = published_figures(reference).configuration if reference else None
+    if named:
+        found[f"`{Path(named).name}`"] = load_config(named).model_dump(mode="json")
+    if compare and (config := load_record(compare).config):
+        found[f"the run `{compare.name}`"] = config
+    return found
+
+
+def _protocol_notes(run: RunRecord, other: RunRecord) -> Iterator[str]:
+    """Whether the sets that both runs have were evaluated alike, and what was done otherwise; the last protocols."""
+    mine, theirs = ({curve.name: curve.protocol for curve in curves(r)} for r in (run, other))
+    for name in (name for name in mine if name in theirs):
+        if mine[name] == theirs[name]:
+            yield f"`eval/{name}`: both runs were evaluated by the protocol `{mine[name]}`."
+        else:
+            pair = run.protocols.get((name, mine[name])), other.protocols.get((name, theirs[name]))
+            yield f"`eval/{name}`: **the protocols differ**, this run's from the other's: {what_differs(*pair)}."
 
 
 def _warning() -> str:

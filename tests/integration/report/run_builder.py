@@ -30,6 +30,7 @@ class RunBuilder:
     steps: int = 20
     attempt: int = 1
     protocol: str = "aaaa1111"
+    records_parts: bool = True
     random: random.Random = field(default_factory=lambda: random.Random(7))
 
     def __post_init__(self) -> None:
@@ -105,6 +106,8 @@ class RunBuilder:
             answers = [self.answer(p, i, skill, hard=p % 5) for p in range(self.problems) for i in range(self.samples)]
             write_trajectories(self.run_dir / "rollouts" / f"eval_{name}_{which}.jsonl.zst", answers)
             row |= {**eval_metrics(name, answers), f"protocol/{name}": self.protocol}
+            if self.records_parts:
+                row[f"protocol_parts/{name}"] = {"samples": self.samples, "temperature": 0.6, "path": f"{name}.jsonl"}
         extra = {"baseline": baseline, "updates": 0} if baseline is not None else {"updates": step + 1}
         self.metrics.append("eval", step, {**row, **extra})
         self.events.emit("eval", step=step)

@@ -85,7 +85,25 @@ def test_two_protocols_share_no_difference(eventful_report: str) -> None:
     assert old["difference from base, points [95 %]"]["last"]
     assert not any(_columns(new)["difference from base, points [95 %]"].values())
     assert "The untouched model was not evaluated under this protocol" in new
-    assert "The protocol of `eval/aime` changed" in eventful_report
+
+
+def test_what_changed_in_a_protocol_is_told(eventful_report: str) -> None:
+    part = _part(eventful_report, "## Protocols")
+    assert (
+        "**The protocol of `eval/aime` changed during this run**, from `aaaa1111` to `bbbb2222`:"
+        " samples a problem `4` → `8`."
+    ) in part
+    assert ["samples a problem", "`4`", "`8`"] in [_cells(line) for line in part.splitlines()]
+    assert ["temperature", "`0.6`", "`0.6`"] in [_cells(line) for line in part.splitlines()]
+
+
+def test_a_protocol_whose_parts_were_not_recorded(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path / "run", records_parts=False)
+    run.evaluate(3)
+    assert "What the protocol of `eval/aime` is made of is not recorded." in _text(run.run_dir)
+    run.protocol, run.records_parts = "bbbb2222", True
+    run.evaluate(7)
+    assert "from `aaaa1111` to `bbbb2222`: what differs is not recorded." in _text(run.run_dir)
 
 
 def test_a_rollback_and_resumes_are_told_and_their_rows_gone(eventful: Path, eventful_report: str) -> None:
@@ -162,6 +180,15 @@ def test_the_reference_stands_beside_the_run_as_it_was_published(eventful_report
         assert text in part
 
 
+def test_differences_are_told_from_the_configuration_that_the_reference_names(eventful_report: str) -> None:
+    named = _part(eventful_report, "### Differences from `qwen3_4b_8x4090.yaml`")
+    rows = [_cells(line) for line in named.splitlines()]
+    assert ["`rollout.group_size`", "`8`", "`8`"] not in rows
+    assert ["`parallel.tp`", "`1`", "`4`"] in rows
+    assert ["`model.path`", '`"models/tiny"`', '`"hf:Qwen/Qwen3-4B"`'] in rows
+    assert "### Differences from the defaults" not in eventful_report
+
+
 def test_two_runs_side_by_side(good_run: Path, eventful: Path) -> None:
     text = compose(load_record(good_run), compare=eventful)
     rows = {
@@ -170,6 +197,10 @@ def test_two_runs_side_by_side(good_run: Path, eventful: Path) -> None:
     assert rows["steps"] == ["40", "20"]
     assert rows["math problems × samples"] == ["20 × 4", "–"]
     assert rows["aime problems × samples"] == ["20 × 4", "20 × 4; other protocol: 20 × 8"]
+    assert "`eval/aime`: **the protocols differ**, this run's from the other's: samples a problem `4` → `8`." in text
+    differences = [_cells(line) for line in _part(text, "### Differences from the run `eventful`").splitlines()]
+    assert ["`run.steps`", "`40`", "`20`"] in differences
+    assert "both runs were evaluated by the protocol `aaaa1111`" in compose(load_record(good_run), compare=good_run)
 
 
 def test_without_dumps_the_difference_is_unpaired(eventful: Path, eventful_report: str, tmp_path: Path) -> None:
