@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from pathlib import Path
 from typing import Any
 
-from colocate_grpo.observe.jsonl import Row, append_row, read_lines
+from colocate_grpo.observe.jsonl import AttemptLog, Row, rows_of
 
 FILE_NAME = "events.jsonl"
 KINDS = frozenset(
@@ -31,27 +29,18 @@ KINDS = frozenset(
     ]
 )
 
-log = logging.getLogger(__name__)
 
+class EventLog(AttemptLog):
+    """Writes events."""
 
-class EventLog:
-    """Writes events; the driver and the ranks of an attempt may do so at the same time."""
-
-    def __init__(self, run_dir: Path, attempt: int):
-        self.path = Path(run_dir) / FILE_NAME
-        self.attempt = attempt
+    file_name = FILE_NAME
 
     def emit(self, kind: str, **fields: Any) -> Row:
-        """Append an event, with the time in Unix seconds, and return it."""
+        """Append an event and return it."""
         assert kind in KINDS, f"unknown event {kind!r}"
-        row = {"kind": kind, "time": time.time(), "attempt": self.attempt, **fields}
-        append_row(self.path, row)
-        return row
+        return self.add(kind, fields)
 
 
 def read_events(run_dir: Path) -> list[Row]:
     """All events in the order of writing; a damaged line is left out with a warning."""
-    lines = read_lines(Path(run_dir) / FILE_NAME)
-    for damaged in lines.damaged:
-        log.warning("%s", damaged)
-    return lines.rows
+    return rows_of(Path(run_dir) / FILE_NAME)

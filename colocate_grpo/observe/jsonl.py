@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 Row = dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,30 @@ class Lines:
 
     rows: list[Row] = field(default_factory=list)
     damaged: list[DamagedLine] = field(default_factory=list)
+
+
+class AttemptLog:
+    """Appends to a file of a run directory; the driver and the ranks of an attempt may do so at the same time."""
+
+    file_name: ClassVar[str]
+
+    def __init__(self, run_dir: Path, attempt: int):
+        self.path = Path(run_dir) / self.file_name
+        self.attempt = attempt
+
+    def add(self, kind: str, fields: Mapping[str, Any]) -> Row:
+        """Append a row with the attempt and the time in Unix seconds, and return it."""
+        row = {"kind": kind, "attempt": self.attempt, "time": time.time(), **fields}
+        append_row(self.path, row)
+        return row
+
+
+def rows_of(path: Path) -> list[Row]:
+    """All rows in the order of writing; a damaged line is left out with a warning."""
+    lines = read_lines(path)
+    for damaged in lines.damaged:
+        log.warning("%s", damaged)
+    return lines.rows
 
 
 def append_row(path: Path, row: Row) -> None:

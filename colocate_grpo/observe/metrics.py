@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from colocate_grpo.observe.jsonl import Row, append_row, read_lines
+from colocate_grpo.observe.jsonl import AttemptLog, Row, rows_of
 
 Kind = Literal["step", "eval", "rollback", "attempt"]
 RESERVED = ("kind", "step", "attempt", "time")
 FILE_NAME = "metrics.jsonl"
 
-log = logging.getLogger(__name__)
 
-
-class MetricsLog:
+class MetricsLog(AttemptLog):
     """Writes the rows of one attempt."""
 
-    def __init__(self, run_dir: Path, attempt: int):
-        self.path = Path(run_dir) / FILE_NAME
-        self.attempt = attempt
+    file_name = FILE_NAME
 
     def append(self, kind: Kind, step: int, values: Mapping[str, Any]) -> Row:
         """Append a row and return it as it was written.
@@ -33,17 +27,12 @@ class MetricsLog:
         """
         clash = [key for key in RESERVED if key in values]
         assert not clash, f"reserved keys among the metrics: {clash}"
-        row = {"kind": kind, "step": step, "attempt": self.attempt, "time": time.time(), **values}
-        append_row(self.path, row)
-        return row
+        return self.add(kind, {"step": step, **values})
 
 
 def read_rows(run_dir: Path) -> list[Row]:
     """All rows in the order of writing; a damaged line is left out with a warning."""
-    lines = read_lines(Path(run_dir) / FILE_NAME)
-    for damaged in lines.damaged:
-        log.warning("%s", damaged)
-    return lines.rows
+    return rows_of(Path(run_dir) / FILE_NAME)
 
 
 @dataclass(frozen=True)
