@@ -9,6 +9,7 @@ import stat
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import aiohttp
 import httpx
@@ -245,24 +246,23 @@ def test_groups_stay_together_and_engines_are_balanced(servers, monkeypatch):
 
 
 def test_the_client_is_as_fast_as_a_bare_load_generator(servers):
+    """In turns, as often as a busy machine makes it necessary; the neighbours of a pair saw the same machine."""
     requests = [request(i, 96) for i in range(64)]
-    ours, bares = 0.0, 0.0
-    for round_ in range(12):  # in turns, as often as a busy machine makes it necessary
-        bare, tokens = speed(servers, generate_bare(servers, requests))
-        own, own_tokens = speed(servers, generate_ours(servers, requests))
-        assert own_tokens == tokens
-        bares, ours = max(bares, bare), max(ours, own)
-        if round_ >= 3 and ours >= 0.9 * bares:
-            break
-    print(f"client {ours:.0f} tokens/s, bare load generator {bares:.0f}, {round_ + 1} rounds")
-    assert ours >= 0.9 * bares
+    generators = [generate_ours, generate_bare]
+    ratios = []
+    while len(ratios) < 5 or (len(ratios) < 15 and median(ratios) < 0.9):
+        speeds = {generate: speed(servers, generate(servers, requests)) for generate in generators}
+        ratios.append(speeds[generate_ours] / speeds[generate_bare])
+        generators.reverse()
+    print(f"client / bare load generator: {[f'{r:.2f}' for r in ratios]}, median {median(ratios):.2f}")
+    assert median(ratios) >= 0.9
 
 
 def speed(servers, work):
-    """(tokens per second, tokens) of a rollout."""
+    """Tokens a second of a rollout."""
     began = time.monotonic()
     tokens = servers.run(work)
-    return tokens / (time.monotonic() - began), tokens
+    return tokens / (time.monotonic() - began)
 
 
 async def generate_ours(servers, requests):
@@ -304,8 +304,14 @@ def test_a_killed_engine_loses_no_sample_and_is_back_after_the_next_sleep(server
     assert servers.events[-1] == {"kind": "engine_restarted", "engine": 0}
     servers.run(verify(tiny_model.Source(servers.model), [servers.pool]))
     assert [e.index for e in servers.pool.live] == [0, 1]
-    again = servers.generate(requests)
-    assert [c.token_ids for c in again] == greedy_reference(servers.model, requests)
+    assert_both_serve(servers, requests)
+
+
+def assert_both_serve(servers, requests):
+    began = time.monotonic()
+    completions = servers.generate(requests)
+    assert [c.token_ids for c in completions] == greedy_reference(servers.model, requests)
+    assert [e.index for e in servers.pool.engines if e.last_token > began] == [0, 1]
 
 
 def test_a_hanging_engine_is_given_up_within_the_deadline(servers):
@@ -321,19 +327,37 @@ def test_a_hanging_engine_is_given_up_within_the_deadline(servers):
     (lost,) = servers.events
     assert (lost["kind"], lost["engine"]) == ("engine_lost", 1)
     assert lost["message"] == f"engine 1 hangs: no token for {TOKEN_TIMEOUT_S:g} s"
-    servers.run(servers.pool.sleep())
+
+    servers.push(4)
     assert processes.find(stopped) == []
+    assert servers.events[-1] == {"kind": "engine_restarted", "engine": 1}
+    assert_both_serve(servers, [request(i, 48, temperature=0.0) for i in range(8)])
+
+
+def test_an_engine_that_dies_in_a_push_leaves_the_others_with_the_new_weights(servers):
+    class Killing(tiny_model.Source):
+        def hf_buckets(self, max_bytes):
+            first, *others = super().hf_buckets(max_bytes // 16)
+            yield first
+            os.kill(servers.pool.engines[0].process.process.pid, signal.SIGKILL)
+            yield from others
+
+    servers.events.clear()
+    model = tiny_model.build(5)
+    servers.run(servers.pool.sleep())
+    servers.run(servers.pool.wake(("weights",)))
+    servers.run(push(Killing(model), [servers.pool], 5, bucket_mib=1))
     servers.run(servers.pool.wake())
+    servers.run(verify(tiny_model.Source(model), [servers.pool]))
+    assert [(event["kind"], event["engine"]) for event in servers.events] == [("engine_lost", 0)]
+    requests = [request(i, 16, temperature=0.0) for i in range(4)]
+    assert [c.token_ids for c in servers.generate(requests)] == greedy_reference(model, requests)
 
 
 def test_without_any_engine_left_the_error_says_why(servers):
-    servers.run(servers.pool.sleep())
-    servers.run(servers.pool.wake(("weights",)))
-    servers.run(push(tiny_model.Source(servers.model), [servers.pool], 4, 1))
-    servers.run(servers.pool.wake())
     tasks = start_rollout(servers, [request(i, 192) for i in range(8)])
-    os.kill(servers.pool.engines[0].process.process.pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match="all 2 engines are lost; the last one: engine 0"):
+    os.kill(servers.pool.engines[1].process.process.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="all 2 engines are lost; the last one: engine 1"):
         finish(servers, tasks)
 
 
