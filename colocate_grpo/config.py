@@ -269,7 +269,9 @@ class StepGuards(Section):
     """After the step, before anything is saved."""
 
     window: Positive = Field(10, description="Steps of a trend.")
-    reward_collapse: Action = Field("warn", description="Mean reward falls below a share of its best window.")
+    reward_collapse: Action = Field(
+        "warn", description="Mean reward falls below a share of its best window, by over 4 standard errors."
+    )
     reward_collapse_ratio: Fraction = Field(0.5, description="That share.")
     entropy_rise: Action = Field("warn", description="Entropy rises as a trend over the window.")
     entropy_rise_factor: float = Field(1.5, gt=1, description="Last over first value of the trend.")

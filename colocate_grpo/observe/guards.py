@@ -2,12 +2,12 @@
 
 They come from runs that were lost: entropy that rose from 0.66 to 1.82 in 14 steps; nine tenths of the sandboxes
 failing, scored 0 and trained on; a resume after which trainer and engine no longer agreed. A trend is judged by the
-medians of the two ends of its window, so that one odd step neither fires a guard nor hides a drift.
+medians of the two ends of its window, so that one odd step neither fires a guard nor hides a drift. A fall of the
+reward must exceed both the configured share and what chance does to a mean over so few prompts.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from colocate_grpo.config import Action, RolloutGuards, StepGuards
 
 Row = Mapping[str, Any]
 REWARD = "rollout/raw_reward"
+REWARD_ERROR = "rollout/raw_reward/stderr"
 ENTROPY = "train/entropy_loss"
 MISMATCH = "train/train_rollout_logprob_abs_diff"
 GRAD_NORM = "train/grad_norm"
@@ -113,7 +114,13 @@ def _grad_norm_spike(history: Sequence[Row], guards: StepGuards) -> Iterator[Fir
 
 
 def _reward_collapse(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:
-    values, part = _values(history, REWARD), max(3, guards.window // 3)
+    """A fall from the best steps that is large (the configured share) and that chance does not explain.
+
+    Chance is told from the batches themselves: the prompts of a batch are drawn at random, and the standard error over
+    its groups says how far its mean may lie from that of others. Batches of one group have none and are not judged.
+    """
+    judged = [row for row in history if math.isfinite(row.get(REWARD_ERROR, math.nan))]
+    values, part = _values(judged, REWARD), max(3, guards.window // 3)
     if len(values) < 2 * part:
         return
     # A young run has no whole window yet, and can collapse all the same.
@@ -122,16 +129,13 @@ def _reward_collapse(history: Sequence[Row], guards: StepGuards) -> Iterator[Fir
     recent = fmean(values[-part:])
     # Rewards may be negative: the fall is measured from the level of the worst step.
     allowed = (1 - guards.reward_collapse_ratio) * (best - min(0.0, *values))
-    chance = CHANCE_SIGMAS * _noise(values) * math.sqrt(1 / size + 1 / part)
-    if best - recent > max(allowed, chance):
-        message = f"mean reward fell to {recent:.3f} from {best:.3f} in its best {size} steps"
-        yield Firing("reward_collapse", guards.reward_collapse, message, {"value": recent, "best": best})
-
-
-def _noise(values: Sequence[float]) -> float:
-    """Standard deviation of one step, from the median difference of neighbours: a trend or a jump adds nothing."""
-    differences = [abs(b - a) for a, b in itertools.pairwise(values)]
-    return 1.4826 * median(differences) / math.sqrt(2)
+    # Of all batches alike: a batch of nought alone looks as if it were certain of it.
+    error = math.sqrt(fmean(value**2 for value in _values(judged, REWARD_ERROR)) * (1 / size + 1 / part))
+    if best - recent > max(allowed, CHANCE_SIGMAS * error):
+        message = f"mean reward fell to {recent:.3f} from {best:.3f} in its best {size} steps (by chance ± {error:.3f})"
+        yield Firing(
+            "reward_collapse", guards.reward_collapse, message, {"value": recent, "best": best, "error": error}
+        )
 
 
 def _entropy_rise(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +31,9 @@ def test_a_run_leaves_its_record(reference):
     assert all(rows[s]["train/train_rollout_logprob_abs_diff"] < 1e-4 for s in range(STEPS))
     assert all(rows[s]["train/grad_norm"] > 0 for s in range(STEPS))
     assert [(step, baseline) for step, baseline, _ in evaluations(reference)] == [(0, 0), (3, None)]
+    parts = [row["protocol_parts/held_out"] for row in read_rows(reference) if row["kind"] == "eval"]
+    assert {(p["samples"], p["temperature"], p["max_new_tokens"], p["problems"]) for p in parts} == {(1, 1.0, 48, 32)}
+    assert all(p["first_prompt"] and Path(p["path"]).name == "eval.jsonl" for p in parts)
     assert (reference / "tensorboard").is_dir()
     assert {c.step for c in CheckpointStore.of(load_config(reference / "config.yaml")).complete()} >= {5}
 

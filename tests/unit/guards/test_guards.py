@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from colocate_grpo.config import RolloutGuards, StepGuards
 from colocate_grpo.observe.guards import Firing, check_rollout, check_step
+from colocate_grpo.rollout.statistics import standard_error
 
 
 def rows(**curves: list[float]) -> list[dict[str, Any]]:
@@ -17,6 +19,18 @@ def rows(**curves: list[float]) -> list[dict[str, Any]]:
     columns = [(name.replace("__", "/"), values) for name, values in curves.items()]
     steps = range(len(columns[0][1]))
     return [{"step": step, **{metric: values[step] for metric, values in columns}} for step in steps]
+
+
+def rewards(values: list[float], error: float) -> list[dict[str, Any]]:
+    """Rows of mean rewards that are all known to `error`."""
+    return rows(rollout__raw_reward=values, rollout__raw_reward__stderr=[error] * len(values))
+
+
+def batch(draw: random.Random, mean: float) -> dict[str, Any]:
+    """The row of 4 prompts with 4 answers each, of which `mean` are right on average."""
+    skills = [draw.betavariate(mean, 1 - mean) for _ in range(4)]
+    means = [sum(draw.random() < skill for _ in range(4)) / 4 for skill in skills]
+    return {"rollout/raw_reward": fmean(means), "rollout/raw_reward/stderr": standard_error(means)}
 
 
 def first_firing(history: list[dict[str, Any]], **options: Any) -> tuple[int, Firing] | None:
@@ -49,6 +63,7 @@ def test_a_healthy_noisy_run_is_left_alone() -> None:
     steps = 200
     history = rows(
         rollout__raw_reward=[0.25 + 0.65 * (1 - math.exp(-i / 30)) + noise.gauss(0, 0.04) for i in range(steps)],
+        rollout__raw_reward__stderr=[0.04] * steps,
         train__entropy_loss=[(0.1 + 0.5 * math.exp(-i / 40)) * noise.uniform(0.8, 1.2) for i in range(steps)],
         train__train_rollout_logprob_abs_diff=[0.012 * noise.uniform(0.7, 1.4) for _ in range(steps)],
         train__grad_norm=[0.2 * math.exp(noise.gauss(0, 0.5)) for _ in range(steps)],
@@ -62,16 +77,38 @@ def test_a_healthy_noisy_run_is_left_alone() -> None:
 @pytest.mark.parametrize("level", [(0.8, 0.1), (0.5, -0.9)], ids=["zero_to_one", "minus_one_to_one"])
 def test_reward_collapse(level: tuple[float, float]) -> None:
     high, low = level
-    fired = first_firing(rows(rollout__raw_reward=[high] * 25 + [low] * 5))
+    fired = first_firing(rewards([high] * 25 + [low] * 5, error=0.05))
     assert fired is not None
     step, firing = fired
     assert firing.name == "reward_collapse"
     assert 25 <= step <= 27
+    assert firing.numbers["error"] == pytest.approx(0.05 * math.sqrt(1 / 10 + 1 / 3))
 
 
-def test_a_reward_that_never_was_high_has_not_collapsed() -> None:
-    noise = random.Random(2)
-    assert first_firing(rows(rollout__raw_reward=[max(0.0, noise.gauss(0.05, 0.02)) for _ in range(100)])) is None
+def test_a_fall_that_chance_explains_is_none() -> None:
+    """0.8 to 0.1 in batches of three prompts, of which 0.7 is about three standard errors."""
+    assert first_firing(rewards([0.8] * 25 + [0.1] * 5, error=0.36)) is None
+    assert first_firing(rewards([0.8] * 25 + [0.1] * 5, error=0.24)) is not None
+
+
+def test_a_batch_that_does_not_know_its_error_is_not_judged() -> None:
+    assert first_firing(rows(rollout__raw_reward=[0.8] * 25 + [0.0] * 25)) is None
+
+
+@pytest.mark.parametrize("mean", [0.05, 0.1, 0.25, 0.5, 0.9])
+def test_small_batches_that_only_scatter_are_left_alone(mean: float) -> None:
+    """4 prompts of very different difficulty, 4 answers each, at one level for 60 steps: at most 1 alarm in 40 runs."""
+    draw = random.Random(3)
+    alarms = sum(first_firing([batch(draw, mean) for _ in range(60)]) is not None for _ in range(40))
+    assert alarms <= 1
+
+
+def test_a_collapse_shows_in_small_batches_too() -> None:
+    draw = random.Random(4)
+    for _ in range(20):
+        fired = first_firing([batch(draw, 0.7) for _ in range(20)] + [batch(draw, 0.02) for _ in range(20)])
+        assert fired is not None
+        assert 20 <= fired[0] <= 26
 
 
 def test_mismatch_as_a_trend_and_after_a_resume() -> None:
@@ -104,7 +141,8 @@ def test_gradient_norm_spike_and_non_finite_values() -> None:
 
 
 def test_skipped_steps_do_not_count() -> None:
-    history = rows(rollout__raw_reward=[0.8] * 25) + [{"step": 25, "rollout/raw_reward": 0.0, "train/skipped": 1.0}] * 5
+    skipped = {"rollout/raw_reward": 0.0, "rollout/raw_reward/stderr": 0.0, "train/skipped": 1.0}
+    history = rewards([0.8] * 25, error=0.01) + [{"step": 25, **skipped}] * 5
     assert first_firing(history) is None
 
 

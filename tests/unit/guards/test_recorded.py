@@ -1,9 +1,11 @@
-"""Guards on curves recorded from the demo: as it is, with ten times its learning rate, with an entropy bonus, and with
-an engine that went on in bfloat16 after a resume.
+"""Guards on curves recorded from the demo: as it is, with ten times its learning rate, with an entropy bonus, in
+batches of 4 prompts (at its learning rate, too high for them, and at a fifth of it), and with an engine that went on in
+bfloat16 after a resume.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,21 @@ def test_the_healthy_run_is_left_alone_in_all_its_200_steps(resumed_at: int | No
     assert firings(history, resumed_at) == {}
 
 
-def test_the_collapsed_run_is_caught_a_few_steps_after_its_fall() -> None:
-    history = recorded("reward_collapse_lr_1e-2")
-    assert history[-1]["rollout/raw_reward"] == 0.0
-    assert firings(history)["reward_collapse"] <= 8
+def test_small_noisy_batches_are_left_alone() -> None:
+    history = recorded("healthy_4_prompts")
+    rewards = [row["rollout/raw_reward"] for row in history]
+    assert any(after < 0.5 * before for before, after in itertools.pairwise(rewards)), "single steps do fall"
+    assert firings(history) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "fall"), [("reward_collapse_lr_1e-2", 1), ("reward_collapse_4_prompts", 7), ("entropy_bonus_0.1", 7)]
+)
+def test_the_collapsed_run_is_caught_a_few_steps_after_its_fall(name: str, fall: int) -> None:
+    """`fall`: the first step of no or hardly any reward."""
+    history = recorded(name)
+    assert all(row["rollout/raw_reward"] < 0.2 for row in history[fall:])
+    assert fall <= firings(history)["reward_collapse"] <= fall + 6
 
 
 def test_the_rising_entropy_is_caught_long_before_its_end() -> None:
