@@ -130,7 +130,7 @@ class RolloutConfig(Section):
     dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
     partial: PartialConfig = Field(default_factory=PartialConfig)
     overlong_filter: bool = identity(False, description="Leave truncated answers out of the loss.")
-    token_timeout: Seconds = Field(300.0, description="A running request with no new token for so long is a hang.")
+    token_timeout: Seconds = Field(300.0, description="An engine without a new token or an answer for so long hangs.")
     retries: Natural = Field(2, description="Times a request may move to another engine before it counts as failed.")
     start_timeout: Seconds = Field(900.0, description="Deadline for the start of an engine.")
     slots: Positive = Field(64, description="Embedded engine: sequences decoded at once (fixed).")

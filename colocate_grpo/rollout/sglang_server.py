@@ -32,7 +32,6 @@ from colocate_grpo.rollout.sglang_weights import (
     serialize_views,
 )
 
-CONTROL_TIMEOUT_S = 300.0
 EXCERPT_CHARS = 500
 HEALTH_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 LOST = (aiohttp.ClientError, TimeoutError)  # aiohttp lets the time-out of a whole request through as it is
@@ -139,7 +138,7 @@ class SglangEngine:
             self._accepts.set()
 
     async def _abort_all(self) -> None:
-        await self._post("/abort_request", {"abort_all": True}, self.config.token_timeout)
+        await self._post("/abort_request", {"abort_all": True})
 
     async def _watch(self, task: asyncio.Task[Completion]) -> Completion:
         limit = self.config.token_timeout
@@ -308,11 +307,11 @@ class SglangEngine:
         except LOST:  # not listening yet, or gone: that is the answer
             return False
 
-    async def _post(self, path: str, body: dict[str, Any], timeout_s: float = CONTROL_TIMEOUT_S) -> Any:
-        """A control call. EngineError where the server is gone, refuses, or takes longer than `timeout_s`."""
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """A control call. EngineError where the server is gone, refuses, or hangs (`rollout.token_timeout`)."""
         if self._http is None:
             raise EngineError(f"{self.name} is not running")
-        limit = aiohttp.ClientTimeout(total=timeout_s, connect=NO_TIMEOUT.connect)
+        limit = aiohttp.ClientTimeout(total=self.config.token_timeout, connect=NO_TIMEOUT.connect)
         try:
             async with self._http.post(path, json=body, timeout=limit) as response:
                 await self._check(response, path)
@@ -326,7 +325,10 @@ class SglangEngine:
             raise EngineError(f"{self.name} answers {path} with {response.status}: {text}{self.process.log_tail()}")
 
     def _lost(self, error: Exception) -> EngineError:
-        return EngineError(f"{self.name} is lost ({type(error).__name__} {error}){self.process.log_tail()}")
+        what = f"is lost ({type(error).__name__} {error})"
+        if type(error) is TimeoutError:
+            what = f"hangs: no answer for {self.config.token_timeout:g} s"
+        return EngineError(f"{self.name} {what}{self.process.log_tail()}")
 
 
 def _payload(request: Request) -> dict[str, Any]:

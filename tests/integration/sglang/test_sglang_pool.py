@@ -314,13 +314,18 @@ def assert_both_serve(servers, requests):
     assert [e.index for e in servers.pool.engines if e.last_token > began] == [0, 1]
 
 
+def suspend(engine):
+    """SIGSTOP to every process of an engine; returns their tag."""
+    for process in processes.find(engine.process.tag):
+        process.suspend()
+    return engine.process.tag
+
+
 def test_a_hanging_engine_is_given_up_within_the_deadline(servers):
     servers.events.clear()
     requests = [request(i, 192) for i in range(24)]
     tasks = start_rollout(servers, requests)
-    stopped = servers.pool.engines[1].process.tag
-    for process in processes.find(stopped):
-        process.suspend()
+    stopped = suspend(servers.pool.engines[1])
     began = time.monotonic()
     assert_complete(requests, finish(servers, tasks))
     assert time.monotonic() - began < 2 * TOKEN_TIMEOUT_S
@@ -334,22 +339,24 @@ def test_a_hanging_engine_is_given_up_within_the_deadline(servers):
     assert_both_serve(servers, [request(i, 48, temperature=0.0) for i in range(8)])
 
 
-def test_an_engine_that_dies_in_a_push_leaves_the_others_with_the_new_weights(servers):
-    class Killing(tiny_model.Source):
+def test_an_engine_that_hangs_in_a_push_leaves_the_others_with_the_new_weights(servers):
+    class Stopping(tiny_model.Source):
         def hf_buckets(self, max_bytes):
             first, *others = super().hf_buckets(max_bytes // 16)
             yield first
-            os.kill(servers.pool.engines[0].process.process.pid, signal.SIGKILL)
+            suspend(servers.pool.engines[0])
             yield from others
 
     servers.events.clear()
     model = tiny_model.build(5)
     servers.run(servers.pool.sleep())
     servers.run(servers.pool.wake(("weights",)))
-    servers.run(push(Killing(model), [servers.pool], 5, bucket_mib=1))
+    servers.run(push(Stopping(model), [servers.pool], 5, bucket_mib=1))
     servers.run(servers.pool.wake())
     servers.run(verify(tiny_model.Source(model), [servers.pool]))
-    assert [(event["kind"], event["engine"]) for event in servers.events] == [("engine_lost", 0)]
+    (lost,) = servers.events
+    assert (lost["kind"], lost["engine"]) == ("engine_lost", 0)
+    assert lost["message"] == f"engine 0 hangs: no answer for {TOKEN_TIMEOUT_S:g} s"
     requests = [request(i, 16, temperature=0.0) for i in range(4)]
     assert [c.token_ids for c in servers.generate(requests)] == greedy_reference(model, requests)
 
