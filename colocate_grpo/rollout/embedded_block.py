@@ -15,6 +15,8 @@ from colocate_grpo.rollout.engine import FinishReason, Request
 
 INTEGERS = ("token", "position", "count", "limit", "replay", "alive", "top_k")
 FLOATS = ("temperature", "top_p", "min_p")
+# Rows are left out of attention when so small a share of a block has tokens at all, or beyond the first chunk.
+FEW, MOST = 0.3, 0.75
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,14 @@ class Block:
 
     def _reach(self) -> list[Rows]:
         """Rows that have tokens in each chunk of the cache; all of them where leaving some out saves little."""
-        reach: list[Rows] = [ALL_ROWS]
+        ends = {row: self._steps + s.horizon for row, s in self.sequences.items()}
+        reach = [self._unless_many(list(ends), FEW)]
         for start in range(CHUNK, self._steps + self._horizon, CHUNK):
-            rows = [row for row, s in self.sequences.items() if self._steps + s.horizon > start]
-            reach.append(torch.tensor(rows) if len(rows) < 0.75 * self.rows else ALL_ROWS)
+            reach.append(self._unless_many([row for row, end in ends.items() if end > start], MOST))
         return reach
+
+    def _unless_many(self, rows: list[int], share: float) -> Rows:
+        return torch.tensor(rows) if len(rows) < share * self.rows else ALL_ROWS
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._history, self._logprobs, self._noise

@@ -95,9 +95,15 @@ def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Te
     """Softmax attention [K, B, G, Q, D] over the first T positions, chunk by chunk, for the rows that reach a chunk.
 
     A row's result does not depend on T nor on the other rows: every (row, key head) is a matrix product of its own, of
-    one shape; a chunk that a row does not reach has weights that are exactly 0, whether it is computed or not. Every
-    row reaches the first chunk.
+    one shape; a chunk that a row does not reach has weights that are exactly 0, whether it is computed or not. Rows
+    that do not reach the first chunk are nobody's, and get 0.
     """
+    used = reach[0]
+    if isinstance(used, Tensor):
+        out = torch.zeros_like(q_KBGQD)
+        few = (t.index_select(1, used) for t in (q_KBGQD, keys_KBTD, values_KBTD))
+        out[:, used] = attend(*few, mask_BQT[used], [ALL_ROWS] * len(reach))
+        return out
     kv_heads, rows, group, width, dim = q_KBGQD.shape
     q = q_KBGQD.reshape(kv_heads, rows, group * width, dim)
     chunks = [slice(i * CHUNK, (i + 1) * CHUNK) for i in range(len(reach))]
