@@ -101,8 +101,8 @@ def attend(q_KBGQD: Tensor, keys_KBTD: Tensor, values_KBTD: Tensor, mask_BQT: Te
     used = reach[0]
     if isinstance(used, Tensor):
         out = torch.zeros_like(q_KBGQD)
-        few = (t.index_select(1, used) for t in (q_KBGQD, keys_KBTD, values_KBTD))
-        out[:, used] = attend(*few, mask_BQT[used], [ALL_ROWS] * len(reach))
+        q, keys, values = (t.index_select(1, used) for t in (q_KBGQD, keys_KBTD, values_KBTD))
+        out[:, used] = attend(q, keys, values, mask_BQT[used], [ALL_ROWS] * len(reach))
         return out
     kv_heads, rows, group, width, dim = q_KBGQD.shape
     q = q_KBGQD.reshape(kv_heads, rows, group * width, dim)
