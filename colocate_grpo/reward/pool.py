@@ -255,9 +255,10 @@ class RewardPool:
 
     def _handle(self, worker: _Worker | None, events: int) -> None:
         if worker is None:
-            # The flag first: a job that is queued after this wakes the thread again.
-            self._woken = False
+            # The byte first: with the flag cleared before, a byte sent in between would be read here as well, the flag
+            # would stay set, and nobody could wake the thread again. What is queued until the flag falls is seen next.
             self._wake_read.recv(1 << 16)
+            self._woken = False
             return
         if worker not in self._crew:
             return

@@ -281,3 +281,25 @@ def test_workers_that_die_at_start_end_the_pool_with_a_message(monkeypatch: pyte
     monkeypatch.setattr("sys.executable", "/no/such/python")
     with pytest.raises(ConfigError, match="cannot start a reward worker"), make("math_boxed"):
         pass
+
+
+def test_a_job_queued_while_the_thread_wakes_up_does_not_silence_it() -> None:
+    """Another caller comes at the worst moment: just before the thread reads the byte that woke it."""
+    with make("math_boxed", SCOPE) as pool:
+        pool._wake_read = WokenWhileReading(pool, pool._wake_read)  # type: ignore[assignment]
+        for _ in range(3):
+            assert pool.submit(boxed("sqrt(8)", r"2\sqrt{2}")).result(timeout=60).score == 1.0
+
+
+class WokenWhileReading:
+    """The reading end of the pool's socket pair, on which somebody always wakes the thread once more."""
+
+    def __init__(self, pool: RewardPool, socket: Any) -> None:
+        self.pool, self.socket = pool, socket
+
+    def recv(self, size: int) -> bytes:
+        self.pool._wake()
+        return self.socket.recv(size)
+
+    def close(self) -> None:
+        self.socket.close()
