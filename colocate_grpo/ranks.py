@@ -52,6 +52,7 @@ class Ranks:
         processes.end(self.tag, grace_s, also=processes.orphans(self.others))
         self.torchrun.wait(timeout=processes.END_TIMEOUT_S)
         processes.reap()
+        stacks.remove_files(self.run.log(self.attempt).parent)
 
     def _still_runs(self) -> bool:
         """Waits a moment for the end; ranks that have said why they end get a limited time to do so."""

@@ -36,6 +36,12 @@ def collect(parent: psutil.Process, directory: Path) -> str:
     return "\n".join(f"process {pid}:\n{_read(file) or 'wrote nothing'}" for pid, file in files.items())
 
 
+def remove_files(directory: Path) -> None:
+    """Of processes that have ended."""
+    for file in directory.glob("stacks_*.txt"):
+        file.unlink()
+
+
 def _file(directory: Path, pid: int) -> Path:
     return directory / f"stacks_{pid}.txt"
 

@@ -29,8 +29,8 @@ class EmbeddedEngine:
 
     def __init__(self, config: Config, model_dir: Path) -> None:
         self.slots = config.rollout.slots
-        threads = config.run.threads or len(os.sched_getaffinity(0))  # all cores: ranks wait while the engine decodes
-        self._workers = _one_thread_each(threads) if threads > 1 else None
+        self.threads = config.run.threads or len(os.sched_getaffinity(0))  # all cores: the ranks wait meanwhile
+        self._workers: ThreadPoolExecutor | None = None
         self.dtype: torch.dtype = getattr(torch, config.rollout.dtype or config.model.dtype)
         self.shape = ModelShape.from_hf(read_hf_config(model_dir))
         self.hf_config = AutoConfig.from_pretrained(model_dir)
@@ -45,6 +45,7 @@ class EmbeddedEngine:
     async def start(self) -> None:
         if self.state is EngineState.STOPPED:
             self.state = EngineState.ASLEEP
+            self._workers = _one_thread_each(self.threads) if self.threads > 1 else None
             await self.wake()
 
     async def generate(self, request: Request) -> Completion:

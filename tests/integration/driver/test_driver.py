@@ -30,6 +30,7 @@ def test_killed_raising_and_hanging_ranks_are_retried_and_the_run_finishes(run: 
     stacks = run.read("logs/attempt_3.log").partition("stacks of all ranks")[2]
     assert "in fail" in stacks
     assert "in wait_for_rank_0" in stacks, "both ranks show where they are"
+    assert not list((run.dir / "logs").glob("stacks_*")), "nothing but logs stays"
     assert sorted(view(read_rows(run.dir)).steps) == list(range(6))
 
 
