@@ -24,6 +24,7 @@ from colocate_grpo.train.step import wrap
 
 LENGTHS = (128, 256, 512)
 CHUNK = 128
+PASSES = 5
 TIED = {
     "model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 48, "intermediate_size": 352, "vocab_size": 1024, "tie_word_embeddings": True,
@@ -57,7 +58,9 @@ def activation_peaks(parallel: Parallel) -> dict[str, int]:
                 policy = build_policy(ModelShape.from_hf(hf), config_of(parallel.tp, dtype, recompute), parallel)
                 ddp = wrap(initialised(policy.train()), fp32_gradients=True)
                 for tokens in LENGTHS:
-                    peaks[f"{name} {dtype} {recompute} {tokens}"] = peak_of(ddp, tokens)
+                    # Gloo's thread may let go of a gathered tensor late, in about one pass of twenty: it only adds.
+                    least = min(peak_of(ddp, tokens) for _ in range(PASSES))
+                    peaks[f"{name} {dtype} {recompute} {tokens}"] = least
     return peaks
 
 
