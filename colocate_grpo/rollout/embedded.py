@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from colocate_grpo.config import Config
-from colocate_grpo.rollout.embedded_batch import Batch
+from colocate_grpo.rollout.embedded_batch import Batch, tile_rows
 from colocate_grpo.rollout.embedded_block import Finished
 from colocate_grpo.rollout.embedded_model import Decoder
 from colocate_grpo.rollout.embedded_weights import EngineWeights, WeightUpdate
@@ -52,7 +52,8 @@ class EmbeddedEngine:
         self._check_can_generate(request)
         if self._batch is None:
             assert self._weights is not None
-            self._batch = Batch(Decoder(self.shape, self.hf_config, self._weights), self.slots, self._workers)
+            decoder = Decoder(self.shape, self.hf_config, self._weights, tile_rows(self.slots))
+            self._batch = Batch(decoder, self.slots, self._workers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         self._batch.add(request)

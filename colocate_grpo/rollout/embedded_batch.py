@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -9,21 +10,22 @@ from concurrent.futures import Executor
 import torch
 
 from colocate_grpo.rollout.embedded_block import Block, Finished, RunningSequence
-from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache, chunked
-from colocate_grpo.rollout.embedded_model import ALL_ROWS, Decoder
+from colocate_grpo.rollout.embedded_cache import KvCache, chunks_of
+from colocate_grpo.rollout.embedded_model import Decoder
 from colocate_grpo.rollout.engine import Request
 
-BLOCK_ROWS = 64
-MIN_BLOCK_ROWS = 16
+TILE_ROWS = (16, 64)
+BLOCK_TILES = 2
 PREFILL_ROWS = 8
 PREFILL_WIDTH = 32
 
 Placement = tuple[Block, int, RunningSequence]
 
 
-def block_rows(slots: int) -> int:
-    """Rows of a block: many for large products, but two blocks or more, so that two cores have work."""
-    return max(MIN_BLOCK_ROWS, min(BLOCK_ROWS, slots // 2))
+def tile_rows(slots: int) -> int:
+    """Rows of a matrix product: many for large products, but two tiles or more, so that two cores have work."""
+    least, most = TILE_ROWS
+    return min(slots, max(least, min(most, slots // 2)))
 
 
 class Batch:
@@ -34,12 +36,15 @@ class Batch:
     """
 
     def __init__(self, decoder: Decoder, slots: int, workers: Executor | None = None) -> None:
-        rows = min(slots, block_rows(slots))
+        rows = decoder.tile * max(1, min(BLOCK_TILES, slots // (2 * decoder.tile)))
         self.decoder, self.workers = decoder, workers
         self.blocks = [Block(decoder, rows) for _ in range(-(-slots // rows))]
         self.slots = rows * len(self.blocks)
         self.waiting: deque[RunningSequence] = deque()
-        self._prefill_cache = KvCache(decoder.shape, decoder.weights.embedding.dtype, PREFILL_ROWS)
+        # Prompts that fill whole tiles together.
+        self._prefill_step = decoder.tile // math.gcd(decoder.tile, PREFILL_WIDTH)
+        cached = -(-PREFILL_ROWS // self._prefill_step) * self._prefill_step
+        self._prefill_cache = KvCache(decoder.shape, decoder.weights.embedding.dtype, cached)
 
     @property
     def running(self) -> int:
@@ -109,20 +114,21 @@ class Batch:
             for block in self.blocks:
                 pairs = [(i, row) for i, b, row, _ in users if b is block]
                 if pairs:
-                    source_rows, rows = torch.tensor(pairs).T
+                    source_rows, rows = zip(*pairs, strict=True)
                     block.cache.copy_rows(self._prefill_cache, source_rows, rows, len(together[-1]))
 
     def _fill_prefill_cache(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Chunks of a fixed shape; rows and positions without a token are computed and never read."""
+        """Chunks of a fixed width; rows and positions without a token are computed and never read."""
         chunks = -(-len(prompts[-1]) // PREFILL_WIDTH)
-        ids = torch.zeros(PREFILL_ROWS, chunks * PREFILL_WIDTH, dtype=torch.int64)
+        rows = -(-len(prompts) // self._prefill_step) * self._prefill_step
+        ids = torch.zeros(rows, chunks * PREFILL_WIDTH, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         self._prefill_cache.reserve(ids.shape[1])
         for start in range(0, ids.shape[1], PREFILL_WIDTH):
             stop = start + PREFILL_WIDTH
-            positions = torch.arange(start, stop).expand(PREFILL_ROWS, -1)
-            reach = [ALL_ROWS] * (chunked(stop) // CHUNK)
+            positions = torch.arange(start, stop).expand(rows, -1)
+            reach = [rows] * chunks_of(stop)
             self.decoder.hidden(ids[:, start:stop], positions, self._prefill_cache, reach)
 
     def _compact(self) -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache
-from colocate_grpo.rollout.embedded_model import ALL_ROWS, Decoder, Rows
+from colocate_grpo.rollout.embedded_cache import CHUNK, KvCache, chunks_of
+from colocate_grpo.rollout.embedded_model import Decoder
 from colocate_grpo.rollout.embedded_sampling import SamplingRows, noise, sample
 from colocate_grpo.rollout.engine import FinishReason, Request
 
 INTEGERS = ("token", "position", "count", "limit", "replay", "alive", "top_k")
 FLOATS = ("temperature", "top_p", "min_p")
-# Rows are left out of attention when so small a share of a block has tokens at all, or beyond the first chunk.
-FEW, MOST = 0.3, 0.75
+# Rows are put in order when attention over chunks that nobody needed has cost as much as that: so many chunks.
+ORDERING_COST = 128
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Block:
         self._steps = 0
         self._replay_until = 0
         self._horizon = 0
+        self._needless = 0
         self._filters = self._greedy = False
 
     @property
@@ -101,21 +102,22 @@ class Block:
     def step(self) -> list[Finished]:
         """Decode one token of every row; returns the sequences that ended with it. On any thread."""
         self.cache.reserve(self._steps + self._horizon)
-        token, position, count, limit, replay, alive, _ = self._integers
-        hidden = self.decoder.hidden(token.unsqueeze(1), position.unsqueeze(1), self.cache, self._reach())
+        reach = self._reach()
+        rows = -(-reach[0] // self.decoder.tile) * self.decoder.tile
+        token, position, count, limit, replay, alive, _ = self._integers[:, :rows]
+        history, logprobs, uniform = (table[:rows] for table in self._tables())
+        hidden = self.decoder.hidden(token.unsqueeze(1), position.unsqueeze(1), self.cache, reach)
         place = count.unsqueeze(1)
-        tokens, logprobs = sample(
-            self.decoder.logits(hidden), self._noise.gather(1, place).squeeze(1), self._sampling()
-        )
+        tokens, logs = sample(self.decoder.logits(hidden), uniform.gather(1, place).squeeze(1), self._sampling(rows))
         if self._steps < self._replay_until:
-            tokens = torch.where(count < replay, self._history.gather(1, place).squeeze(1), tokens)
-        self._history.scatter_(1, place, tokens.unsqueeze(1))
-        self._logprobs.scatter_(1, place, logprobs.unsqueeze(1))
+            tokens = torch.where(count < replay, history.gather(1, place).squeeze(1), tokens)
+        history.scatter_(1, place, tokens.unsqueeze(1))
+        logprobs.scatter_(1, place, logs.unsqueeze(1))
         token.copy_(tokens)
         position += alive
         count += alive
         self._steps += 1
-        ended = (count >= limit) | (tokens.unsqueeze(1) == self._stops).any(1)
+        ended = (count >= limit) | (tokens.unsqueeze(1) == self._stops[:rows]).any(1)
         ended &= (alive != 0) & (count > replay)
         return self._retire(ended.nonzero().flatten().tolist())
 
@@ -131,23 +133,27 @@ class Block:
     def move_from(self, source: Block, source_rows: list[int], rows: list[int]) -> None:
         """Take over running sequences from another block; their bits do not change."""
         self._widen(source._history.shape[1], source._stops.shape[1])
-        width, stops = source._history.shape[1], source._stops.shape[1]
-        for mine, theirs in ((self._integers, source._integers), (self._floats, source._floats)):
-            mine[:, rows] = theirs[:, source_rows]
-        for mine, theirs in zip(self._tables(), source._tables(), strict=True):
-            mine[rows, :width] = theirs[source_rows]
-        self._stops[rows] = -1
-        self._stops[rows, :stops] = source._stops[source_rows]
         moved = [source.sequences.pop(row) for row in source_rows]
         # The next token has no place yet in a cache that is full to the end of a chunk.
-        length = min(source._steps + max(s.horizon for s in moved), source.cache.positions)
-        self.cache.copy_rows(source.cache, torch.tensor(source_rows), torch.tensor(rows), length)
+        length = min(source._steps + max(s.horizon for s in moved), source.cache.chunks * CHUNK)
+        self.cache.copy_rows(source.cache, source_rows, rows, length)
+        self._copy_state(source, source_rows, rows)
         for row, sequence in zip(rows, moved, strict=True):
             self.sequences[row] = sequence
             sequence.horizon += source._steps - self._steps
         self._replay_until = max(self._replay_until, self._steps + source._replay_until - source._steps)
         source._clear(source_rows)
         self._summarise()
+
+    def _copy_state(self, source: Block, source_rows: list[int], rows: list[int]) -> None:
+        """All but the cache. This block's tables are as wide as the source's, or wider."""
+        width, stops = source._history.shape[1], source._stops.shape[1]
+        for mine, theirs in ((self._integers, source._integers), (self._floats, source._floats)):
+            mine[:, rows] = theirs[:, source_rows]
+        for mine, theirs in zip(self._tables(), source._tables(), strict=True):
+            mine[rows, :width] = theirs[source_rows]
+        self._stops[rows, :stops] = source._stops[source_rows]
+        self._stops[rows, stops:] = -1
 
     def _retire(self, rows: list[int]) -> list[Finished]:
         if not rows:
@@ -176,21 +182,38 @@ class Block:
         self._filters = any(s.top_p < 1 or s.top_k > 0 or s.min_p > 0 for s in used)
         self._greedy = any(s.temperature == 0 for s in used)
 
-    def _sampling(self) -> SamplingRows:
-        temperature, top_p, min_p = self._floats
-        top_k = self._integers[INTEGERS.index("top_k")]
+    def _sampling(self, rows: int) -> SamplingRows:
+        temperature, top_p, min_p = self._floats[:, :rows]
+        top_k = self._integers[INTEGERS.index("top_k"), :rows]
         return SamplingRows(temperature, top_p, top_k, min_p, self._filters, self._greedy)
 
-    def _reach(self) -> list[Rows]:
-        """Rows that have tokens in each chunk of the cache; all of them where leaving some out saves little."""
-        ends = {row: self._steps + s.horizon for row, s in self.sequences.items()}
-        reach = [self._unless_many(list(ends), FEW)]
-        for start in range(CHUNK, self._steps + self._horizon, CHUNK):
-            reach.append(self._unless_many([row for row, end in ends.items() if end > start], MOST))
+    def _reach(self) -> list[int]:
+        """For each chunk of the cache, how many first rows attention takes: all that have tokens in the chunk are
+        among them. Rows are put in order, the longest first, when many without tokens are."""
+        chunks = [0] * self.rows
+        for row, sequence in self.sequences.items():
+            chunks[row] = chunks_of(self._steps + sequence.horizon)
+        reach = _last_rows(chunks)
+        self._needless += sum(reach) - sum(chunks)
+        if self._needless >= ORDERING_COST:
+            self._needless = 0
+            self._reorder(chunks)
+            reach = _last_rows(sorted(chunks, reverse=True))
         return reach
 
-    def _unless_many(self, rows: list[int], share: float) -> Rows:
-        return torch.tensor(rows) if len(rows) < share * self.rows else ALL_ROWS
+    def _reorder(self, chunks: Sequence[int]) -> None:
+        """Bring the rows with the most chunks to the front; a row whose place is right stays."""
+        in_order = sorted(chunks, reverse=True)
+        wrong = [row for row in range(self.rows) if chunks[row] != in_order[row]]
+        sources = sorted(wrong, key=chunks.__getitem__, reverse=True)
+        running = sum(chunks[row] > 0 for row in wrong)  # they come first, free rows after them
+        if not running:
+            return
+        self.cache.copy_rows(self.cache, sources[:running], wrong[:running], chunks[sources[0]] * CHUNK)
+        self._copy_state(self, sources, wrong)
+        self.sequences |= {
+            row: self.sequences.pop(source) for source, row in zip(sources[:running], wrong, strict=False)
+        }
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._history, self._logprobs, self._noise
@@ -202,6 +225,11 @@ class Block:
             self._history, self._logprobs, self._noise = (pad(table, (0, extra)) for table in self._tables())
         if stops > self._stops.shape[1]:
             self._stops = pad(self._stops, (0, stops - self._stops.shape[1]), value=-1)
+
+
+def _last_rows(chunks: Sequence[int]) -> list[int]:
+    """For each chunk, the number of rows up to the last one that has it."""
+    return [max(row for row, has in enumerate(chunks) if has > i) + 1 for i in range(max(chunks))]
 
 
 def _padded(lists: Sequence[tuple[int, ...]], width: int, fill: int) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,41 +12,54 @@ from colocate_grpo.train.shape import ModelShape
 CHUNK = 64
 
 
-def chunked(length: int) -> int:
-    """`length` rounded up to whole chunks."""
-    return -(-length // CHUNK) * CHUNK
+def chunks_of(length: int) -> int:
+    """Chunks that hold `length` positions."""
+    return -(-length // CHUNK)
 
 
 class KvCache:
-    """`keys[layer]` and `values[layer]` are [kv_heads, rows, positions, head_dim].
+    """`keys(layer)` and `values(layer)` are [chunks, rows, kv_heads, CHUNK, head_dim].
 
+    A chunk of all rows lies together: attention reads most often the first one alone, and reads it in one piece.
     Never holds a NaN that a masked position could leak (0 * NaN): new memory is zeroed.
     """
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, rows: int) -> None:
-        self.shape, self.rows, self.positions = shape, rows, 0
-        empty = torch.zeros(shape.kv_heads, rows, 0, shape.head_dim, dtype=dtype)
-        self.keys = [empty] * shape.layers
-        self.values = [empty] * shape.layers
+        self._data = torch.zeros(0, shape.layers, 2, rows, shape.kv_heads, CHUNK, shape.head_dim, dtype=dtype)
+
+    @property
+    def chunks(self) -> int:
+        return len(self._data)
+
+    def keys(self, layer: int) -> Tensor:
+        return self._data[:, layer, 0]
+
+    def values(self, layer: int) -> Tensor:
+        return self._data[:, layer, 1]
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions; what is there stays."""
-        wanted = chunked(length)
-        if wanted <= self.positions:
-            return
-        for tensors in (self.keys, self.values):
-            for layer, old in enumerate(tensors):
-                tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, wanted - self.positions))
-        self.positions = wanted
+        more = chunks_of(length) - self.chunks
+        if more > 0:
+            self._data = torch.cat([self._data, self._data.new_zeros(more, *self._data.shape[1:])])
 
-    def write(self, layer: int, index_N: Tensor, keys_KND: Tensor, values_KND: Tensor) -> None:
-        """Store N tokens; `index_N` is row * positions + position."""
-        self.keys[layer].flatten(1, 2).index_copy_(1, index_N, keys_KND)
-        self.values[layer].flatten(1, 2).index_copy_(1, index_N, values_KND)
+    def places(self, positions_BQ: Tensor) -> Tensor:
+        """Where `write` stores token q of row b: index [B * Q * 2 * kv_heads], each key head, then each value head."""
+        _, layers, _, rows, heads, _, _ = self._data.shape
+        positions = positions_BQ[..., None, None]
+        chunk = positions.div(CHUNK, rounding_mode="floor") * (layers * 2 * rows * heads)
+        kind = torch.arange(2).view(2, 1) * (rows * heads)
+        row = torch.arange(len(positions)).view(-1, 1, 1, 1) * heads
+        return ((chunk + kind + row + torch.arange(heads)) * CHUNK + positions % CHUNK).flatten()
 
-    def copy_rows(self, source: KvCache, source_rows: Tensor, rows: Tensor, length: int) -> None:
-        """Copy the first `length` positions of whole rows from another cache."""
+    def write(self, layer: int, places: Tensor, keys_values_NHD: Tensor) -> None:
+        """Store N tokens, each the keys of all heads, then the values."""
+        dim = self._data.shape[-1]
+        cells = self._data.view(-1, dim)[layer * self._data[0, 0].numel() // dim :]
+        cells.index_copy_(0, places, keys_values_NHD.reshape(-1, dim))
+
+    def copy_rows(self, source: KvCache, source_rows: Sequence[int], rows: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of whole rows from another cache, or from this one."""
         self.reserve(length)
-        for mine, theirs in ((self.keys, source.keys), (self.values, source.values)):
-            for target, origin in zip(mine, theirs, strict=True):
-                target[:, rows, :length] = origin[:, source_rows, :length]
+        some, positions = chunks_of(length), min(length, CHUNK)
+        self._data[:some, :, :, rows, :, :positions] = source._data[:some, :, :, source_rows, :, :positions]

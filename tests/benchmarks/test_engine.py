@@ -141,4 +141,4 @@ def test_ragged_lengths(setup, record_property):
     assert (len(lengths), max(lengths)) == (1024, 192)
     assert sum(lengths) / len(lengths) == pytest.approx(33, abs=1.5)
     assert sorted(lengths)[512] == pytest.approx(24, abs=1)
-    assert compare(setup, prompts, lengths, record_property) >= 4.0
+    assert compare(setup, prompts, lengths, record_property) >= 5.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from colocate_grpo.rollout.embedded_block import Block
 from colocate_grpo.rollout.embedded_cache import CHUNK
-from colocate_grpo.rollout.embedded_model import ALL_ROWS, attend
+from colocate_grpo.rollout.embedded_model import attend
 
 VOCAB = 500
 
@@ -99,11 +99,12 @@ def test_arrival_aborts_continuations_and_lost_callers_change_nothing(generator,
         assert (tokens, logprobs, reason) == (expected.token_ids, expected.logprobs, expected.finish_reason)
 
 
-def test_rows_that_move_to_another_block_keep_their_bits(generator, monkeypatch):
-    """150 slots are three blocks, decoded on two threads; the long answers left over in all of them move together."""
-    moved = []
-    move = Block.move_from
+def test_rows_that_move_keep_their_bits(generator, monkeypatch):
+    """Three blocks on two threads; long answers come to the front of their block, the last ones move to another."""
+    moved, ordered = [], []
+    move, copy = Block.move_from, Block._copy_state
     monkeypatch.setattr(Block, "move_from", lambda to, *rows: (moved.append(rows[1]), move(to, *rows)))
+    monkeypatch.setattr(Block, "_copy_state", lambda to, *rows: (ordered.append(to is rows[0]), copy(to, *rows)))
     run = generator(slots=150)
     rng = random.Random(5)
     requests = [
@@ -112,6 +113,7 @@ def test_rows_that_move_to_another_block_keep_their_bits(generator, monkeypatch)
     ]
     together = run(requests)
     assert sum(len(rows) for rows in moved) >= 10
+    assert sum(ordered) >= 2
     for i in range(0, 300, 10):
         assert run([requests[i]])[0] == together[i]
 
@@ -120,22 +122,21 @@ def test_rows_that_move_to_another_block_keep_their_bits(generator, monkeypatch)
 def test_attention_does_not_see_how_long_the_others_are(dtype):
     """The same rows under wider and wider masks: bit-equal, and right."""
     torch.manual_seed(0)
-    kv_heads, rows, group, width, dim = 2, 8, 3, 1, 32
-    q = torch.randn(kv_heads, rows, group, width, dim, dtype=dtype) * dim**-0.5
-    keys, values = (torch.randn(kv_heads, rows, 8 * CHUNK, dim, dtype=dtype) for _ in range(2))
-    lengths = torch.tensor([1, 2, 17, 64, 65, 100, 128, 5])
+    kv_heads, rows, group, dim = 2, 8, 3, 32
+    q = torch.randn(rows, kv_heads, group, dim, dtype=dtype)
+    keys, values = (torch.randn(8, rows, kv_heads, CHUNK, dim, dtype=dtype) for _ in range(2))
+    lengths = torch.tensor([128, 120, 100, 65, 64, 17, 2, 1])
     results = []
     for chunks in (2, 3, 5, 8):
         visible = torch.arange(chunks * CHUNK) < lengths[:, None, None]
         mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-        results.append(attend(q, keys, values, mask, [ALL_ROWS] * chunks))
-        only_reached = [torch.arange(rows)[lengths > start] for start in range(0, chunks * CHUNK, CHUNK)]
-        results.append(attend(q, keys, values, mask, [ALL_ROWS, *only_reached[1:]]))
-        few = attend(q, keys, values, mask, [torch.arange(rows)[::2], *only_reached[1:]])
-        assert torch.equal(few[:, ::2], results[0][:, ::2])
-        assert not few[:, 1::2].any()
+        results.append(attend(q, keys, values, mask, [rows] * chunks))
+        results.append(attend(q, keys, values, mask, [rows, 4, *[0] * (chunks - 2)]))
+        few = attend(q, keys, values, mask, [5, 4, *[0] * (chunks - 2)])
+        assert torch.equal(few[:5], results[0][:5])
+        assert not few[5:].any()
     assert all(torch.equal(results[0], other) for other in results[1:])
-    k, v = (t[:, :, None, : 2 * CHUNK].float().expand(-1, -1, group, -1, -1) for t in (keys, values))
-    visible = (torch.arange(2 * CHUNK) < lengths[:, None]).view(1, rows, 1, 1, 2 * CHUNK)
-    expected = torch.nn.functional.scaled_dot_product_attention(q.float() * dim**0.5, k, v, attn_mask=visible)
+    k, v = (t.float().permute(1, 2, 0, 3, 4).flatten(2, 3) for t in (keys, values))
+    visible = (torch.arange(k.shape[2]) < lengths[:, None])[:, None, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k, v, attn_mask=visible)
     torch.testing.assert_close(results[0].float(), expected, atol=2e-5 if dtype is torch.float32 else 5e-2, rtol=0)

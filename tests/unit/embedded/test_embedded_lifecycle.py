@@ -95,7 +95,7 @@ def test_updates_out_of_order_are_errors(run):
 def test_sleep_frees_the_memory(run):
     run([request("a", PROMPT)])
     engine = run.engine
-    kept = [engine._weights.embedding, engine._weights.layers[0].qkv, engine._batch.blocks[0].cache.keys[0]]
+    kept = [engine._weights.embedding, engine._weights.layers[0].qkv, engine._batch.blocks[0].cache.keys(0)]
     gone = [weakref.ref(tensor.untyped_storage()) for tensor in kept]
     del kept
     run.runner.run(engine.sleep(("kv_cache",)))
