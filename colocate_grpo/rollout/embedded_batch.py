@@ -14,7 +14,7 @@ from colocate_grpo.rollout.embedded_cache import KvCache, chunks_of
 from colocate_grpo.rollout.embedded_model import Decoder
 from colocate_grpo.rollout.engine import Request
 
-TILE_ROWS = (16, 64)
+TILE_ROWS = (64, 32, 16)
 BLOCK_TILES = 2
 PREFILL_ROWS = 8
 PREFILL_WIDTH = 32
@@ -24,8 +24,7 @@ Placement = tuple[Block, int, RunningSequence]
 
 def tile_rows(slots: int) -> int:
     """Rows of a matrix product: many for large products, but two tiles or more, so that two cores have work."""
-    least, most = TILE_ROWS
-    return min(slots, max(least, min(most, slots // 2)))
+    return next((tile for tile in TILE_ROWS if slots >= 2 * tile), min(slots, TILE_ROWS[-1]))
 
 
 class Batch:
