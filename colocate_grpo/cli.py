@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from colocate_grpo.errors import UserError
@@ -26,6 +27,8 @@ app.add_typer(config, name="config")
 ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (YAML).", metavar="CONFIG")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...", metavar="[OVERRIDE]...")]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.", metavar="RUN_DIR")]
+PIPE_WIDTH = 200
+WIDE = 140
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -155,10 +158,17 @@ def config_explain() -> None:
     """Every option with its type, default and meaning (* = changing it makes another run)."""
     from colocate_grpo.config_file import explain_rows
 
-    table = Table("option", "type", "default", "meaning", show_lines=False)
-    for row in explain_rows():
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    Console().print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH  # for grep, an option is one line
+    wide = console.width >= WIDE
+    table = Table(box=None, pad_edge=False, show_header=wide)
+    for column in ("option", "type", "default", "meaning") if wide else ("option", "meaning"):
+        table.add_column(column, no_wrap=column == "option")
+    for name, kind, default, meaning in explain_rows():
+        cells = (name, kind, default, meaning) if wide else (f"{name}\n  {kind} = {default}", meaning)
+        table.add_row(*map(escape, cells))
+    console.print(table)
 
 
 @config.command("show")

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -32,13 +32,23 @@ def identity(default: Any = ..., **kwargs: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation in (int, float):
+            raise ValueError(f"{str(value).lower()} is not allowed: input should be a number")
+        return value
 
 
 class RunConfig(Section):
     """Where the run lives and how long it goes on."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run, used for its directory.")
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", description="Name of the run, used for its directory."
+    )
     dir: Path | None = Field(None, description="Run directory; default `runs/NAME`.")
     seed: int = identity(0, ge=0, description="Seed of data order, sampling and initialisation.")
     steps: Positive = Field(100, description="Number of GRPO steps (one fresh rollout each).")
@@ -335,6 +345,7 @@ def _cross_field_rules(c: Config) -> list[tuple[bool, str]]:
         (r.engine == "embedded" and (r.tp > 1 or r.engines > 1),
          "rollout.engine: the embedded engine is one engine of TP 1 (rollout.engines=1 rollout.tp=1)"),
         (r.engine == "embedded" and bool(r.sglang), "rollout.sglang: given, but rollout.engine is embedded"),
+        *_sglang_rules(r.sglang),
         (len(set(names)) < len(names), f"eval.sets: names must differ, got {names}"),
         (e.every > 0 and not e.sets, "eval.every: evaluation is on, but eval.sets is empty"),
         (k.export_best and k.keep_best == 0, "checkpoint.export_best: needs checkpoint.keep_best >= 1"),
@@ -346,3 +357,17 @@ def _cross_field_rules(c: Config) -> list[tuple[bool, str]]:
         (t.optimizer.kind == "sr_adamw" and c.model.dtype != "bfloat16",
          "train.optimizer.kind: sr_adamw is for model.dtype bfloat16"),
     ]  # fmt: skip
+
+
+def _sglang_rules(options: dict[str, Any]) -> list[tuple[bool, str]]:
+    """Of SGLang's options, those that `plan` and `doctor` count with."""
+    share = options.get("mem_fraction_static", 0.5)
+    rules = [
+        (not isinstance(share, float) or not 0 < share < 1,
+         f"rollout.sglang.mem_fraction_static: {share!r} must be a number between 0 and 1")
+    ]  # fmt: skip
+    for name in ("max_total_tokens", "context_length", "cuda_graph_max_bs_decode"):
+        value = options.get(name, 1)
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        rules.append((not whole, f"rollout.sglang.{name}: {value!r} must be a whole number >= 1"))
+    return rules

@@ -6,10 +6,11 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from colocate_grpo.config import Config
@@ -20,7 +21,7 @@ Path_ = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-6` as a number (YAML 1.1 reads it as text) and refuses duplicate keys."""
+    """SafeLoader for which `1e-6` is a number (text in YAML 1.1), a date is text, and a duplicate key an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -36,6 +37,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _side in (_Loader, _Dumper):
+    _side.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in _side.yaml_implicit_resolvers.items()
+    }
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
@@ -99,6 +104,8 @@ def explain_rows() -> Iterator[tuple[str, str, str, str]]:
 
 def _find(path: Path) -> Path:
     found = path if path.is_file() else shipped_config(path)
+    if found is None and path.is_dir():
+        raise ConfigError(f"{path}: a directory, not a configuration file")
     if found is None:
         known = [*_siblings(path), *config_names()]
         raise ConfigError(f"{path}: no such configuration file{nearest(path.name, known)}")
@@ -121,7 +128,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
 
 
 def _siblings(path: Path) -> list[str]:
-    return [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    return [p.name for p in path.parent.glob("*.yaml") if p.name != path.name] if path.parent.is_dir() else []
 
 
 def _lines(node: yaml.Node, prefix: Path_) -> Iterator[tuple[Path_, int]]:
@@ -140,19 +147,31 @@ def _override(values: dict[str, Any], text: str, origin: dict[Path_, str]) -> No
     parts: list[str | int] = [int(p) if p.isdigit() else p for p in key.strip().split(".")]
     if not equals or len(parts) < 2:
         raise ConfigError(f"{text!r}: an override has the form section.key=value")
-    try:
-        value = yaml.load(raw, Loader=_Loader) if raw else ""
-    except yaml.YAMLError:
-        value = raw  # a plain text that is no YAML, such as a Windows path or a template
     target: Any = values
     for part, following in itertools.pairwise(parts):
         target = _child(target, part, following, text)
     if isinstance(target, list) and not (isinstance(parts[-1], int) and parts[-1] < len(target)):
         raise ConfigError(f"{text!r}: {parts[-1]} is no index of a list of {len(target)}")
-    target[parts[-1]] = value
+    target[parts[-1]] = _override_value(parts, raw)
     for depth in range(1, len(parts)):
         origin.setdefault(tuple(parts[:depth]), f"override {text!r}")
     origin[tuple(parts)] = f"override {text!r}"
+
+
+def _override_value(parts: Sequence[str | int], raw: str) -> Any:
+    """`raw` as YAML; as it stands where it is no YAML, or where the option is a text (`run.name=7`)."""
+    try:
+        value = yaml.load(raw, Loader=_Loader) if raw else ""
+    except yaml.YAMLError:
+        return raw  # such as a Windows path or a template
+    return raw if _is_text(parts) and not isinstance(value, str | NoneType) else value
+
+
+def _is_text(parts: Sequence[str | int]) -> bool:
+    section = _section_at(parts[:-1])
+    field = section.model_fields.get(str(parts[-1])) if section else None
+    annotation = field.annotation if field else None
+    return {annotation, *get_args(annotation)} & {str, Path} != set() and len(get_args(annotation)) != 1
 
 
 def _child(target: Any, part: str | int, following: str | int, text: str) -> Any:
@@ -191,7 +210,7 @@ def _describe(problem: ErrorDetails) -> str:
     loc = tuple(problem["loc"])
     key = ".".join(map(str, loc))
     if problem["type"] == "extra_forbidden":
-        return f"{key}: unknown key{nearest(str(loc[-1]), _names_at(loc[:-1]))}"
+        return f"{key}: unknown key{_meant(loc, problem['input'])}"
     if problem["type"] == "missing":
         return f"{key}: is required"
     if problem["type"] == "value_error":
@@ -200,7 +219,19 @@ def _describe(problem: ErrorDetails) -> str:
     value = problem["input"]
     hint = nearest(value, _expected(problem)) if isinstance(value, str) else ""
     message = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{key}: {value!r} is not allowed: {message}{hint}"
+    message = message.replace("valid string", "text in quotes") if problem["type"] == "string_type" else message
+    return f"{key}: {value!r} is not allowed: {re.sub(r' or instance of .*', '', message)}{hint}"
+
+
+def _meant(loc: Sequence[str | int], value: Any) -> str:
+    """A hint at the option that an unknown key may mean: the same name elsewhere, or the nearest name here."""
+    here = _names_at(loc[:-1])
+    leaf = next(iter(value), "") if isinstance(value, dict) else loc[-1]
+    elsewhere = [key for key, *_ in explain_rows() if key.split(".")[-1] == leaf]
+    found = f" (did you mean {' or '.join(elsewhere[:3])}?)" if elsewhere else ""
+    close = nearest(str(loc[-1]), here)
+    either = close or found if isinstance(value, dict) else found or close
+    return either or f" (allowed: {', '.join(here)})"
 
 
 def _expected(problem: ErrorDetails) -> list[str]:
@@ -248,9 +279,26 @@ def _explain(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, st
         if section is not None and not is_list:
             yield from _explain(section, f"{prefix}{name}.")
             continue
-        kind = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
-        default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
+        kind = "seconds" if any(isinstance(m, BeforeValidator) for m in field.metadata) else _kind(field.annotation)
+        default = "required" if field.is_required() else _as_yaml(field.get_default(call_default_factory=True))
         mark = " *" if _is_identity(field) else ""
         yield f"{prefix}{name}", kind, default, f"{field.description}{mark}"
         if section is not None:
             yield from _explain(section, f"{prefix}{name}.N.")
+
+
+def _kind(annotation: Any) -> str:
+    """A type in a user's words: `int`, `text or null`, `grpo | rloo`."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " | ".join(args)
+    if origin is Annotated:
+        return _kind(args[0])
+    if NoneType in args:
+        return " or ".join([*(_kind(a) for a in args if a is not NoneType), "null"])
+    plain = {str: "text", Path: "path", dict: "mapping", tuple: "list", list: "list"}
+    return plain.get(origin or annotation, annotation.__name__)
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=1000).removesuffix("...\n").strip()

@@ -10,6 +10,7 @@ from colocate_grpo.config import Config
 from colocate_grpo.plan.activations import MicroBatch, activation_peak
 from colocate_grpo.plan.hardware import GIB, MIB, Assumptions, runs_on_gpu
 from colocate_grpo.plan.model_shape import engine_parameters, kv_bytes_per_token, rank_tensors
+from colocate_grpo.rollout.sglang_options import cpu_kv_tokens
 from colocate_grpo.train.shape import ModelShape
 
 ELEMENT = {"bfloat16": 2, "float32": 4}
@@ -215,7 +216,7 @@ def kv_capacity(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
     if fraction is not None:
         free_at_start = budget - _bytes(assumed.cuda_context_gib)
         room = int(free_at_start * float(fraction)) - engine["engine_weights"]
-    limit = config.rollout.sglang.get("max_total_tokens")
+    limit = config.rollout.sglang.get("max_total_tokens") or (None if runs_on_gpu(config) else cpu_kv_tokens(config))
     return KvCapacity(min(room, int(limit) * per_token) if limit else room, per_token, longest_sequence(config))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from colocate_grpo.plan.advice import Change, as_overrides
 from colocate_grpo.plan.assessment import Plan
@@ -42,7 +42,18 @@ def print_verdict(console: Console, plan: Plan, advice: Sequence[Change]) -> Non
 
 def print_comparison(console: Console, rows: Sequence[Alternative]) -> None:
     """One row an alternative, the fastest that fits first."""
-    table = Table("alternative", "", "GiB", "KV seqs", "rollout", "train", "step", "run", box=None, pad_edge=False)
+    table = Table(
+        Column("alternative", overflow="fold"),
+        "",
+        "GiB",
+        "KV seqs",
+        "rollout",
+        "train",
+        "step",
+        "run",
+        box=None,
+        pad_edge=False,
+    )
     for row in rows:
         table.add_row(*_comparison_row(row), style="" if row.plan and row.plan.fits else "dim")
     console.print(table)
@@ -67,7 +78,7 @@ def _headline(plan: Plan) -> str:
     c, shape = plan.config, plan.shape
     place = "cards" if runs_on_gpu(c) else "CPU ranks"
     return (
-        f"{c.model.path}: {shape.parameters / 1e9:.2f} B parameters; trainer TP{c.parallel.tp} DP{c.parallel.dp}, "
+        f"{c.model.path}: {_count(shape.parameters)} parameters; trainer TP{c.parallel.tp} DP{c.parallel.dp}, "
         f"{c.rollout.engines} x {c.rollout.engine} TP{c.rollout.tp}; {place} of {plan.memory.budget / GIB:.1f} GiB"
     )
 
@@ -115,7 +126,8 @@ def _other_lines(plan: Plan) -> Iterator[str]:
 def _time_lines(plan: Plan, time: TimePlan, assumed: Assumptions) -> Iterator[str]:
     yield "time is a model: a simulated scheduler, lengths shaped like the published 8 x 4090 run, assumed speeds"
     stages = explain(plan.shape, plan.config, plan.memory.kv, plan.card, assumed)
-    yield "rollout      " + ", ".join(f"{name} {seconds / 60:.1f} min" for name, seconds in stages)
+    sums = [f"{name} {seconds / 60:.1f}" for name, seconds in stages]
+    yield f"rollout      {sums[0]} min; {', '.join(sums[1:])} min in all"
     yield (
         f"             {time.tokens:,} tokens; slowest engine: {time.outcome.iterations:,} iterations, "
         f"{time.outcome.retractions} retractions, at most {time.outcome.peak_kv:,} KV tokens"
@@ -135,7 +147,13 @@ def _assumption_table(assumed: Assumptions) -> Table:
     table = Table("assumed", "value", "meaning", box=None, pad_edge=False, style="dim", header_style="dim")
     for name, value, meaning in assumed.described():
         table.add_row(name, f"{value:g}", meaning)
+    table.caption = "* fitted to one published run: 15 to 18 minutes of rollout on 8 x RTX 4090"
+    table.caption_justify = "left"
     return table
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters:,}"
 
 
 def _gib(value: int) -> str:

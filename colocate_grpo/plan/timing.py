@@ -225,9 +225,9 @@ def explain(
     jobs = rollout_jobs(config)
     stages = {
         "memory bandwidth alone": (0.0, 0.0, 0.0),
-        "+ launching the kernels": (1.0, 0.0, 0.0),
-        "+ all-reduce through host memory": (1.0, 1.0, 0.0),
-        "+ scheduler": (1.0, 1.0, 1.0),
+        "with launching the kernels": (1.0, 0.0, 0.0),
+        "with all-reduce through host memory": (1.0, 1.0, 0.0),
+        "with the scheduler": (1.0, 1.0, 1.0),
     }
     return [
         (name, max(o.seconds for o in simulate(jobs, config, kv, Latency(lambda t: 0.0, _scaled(decode, weights)))))

@@ -82,16 +82,20 @@ def server_options(config: Config, model_dir: Path, device: str, index: int, por
 def _device_defaults(config: Config, device: str) -> dict[str, Any]:
     if device == "cuda":
         return {}
-    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     return {
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
         "disable_overlap_schedule": True,
         "enable_deterministic_inference": config.run.deterministic,  # seeds mean something only with it
         # The tokens bound the cache. The share would too, by memory that others on this machine take meanwhile.
-        "max_total_tokens": max(CPU_KV_TOKENS, 4 * longest),
+        "max_total_tokens": cpu_kv_tokens(config),
         "mem_fraction_static": 0.9,
     }
+
+
+def cpu_kv_tokens(config: Config) -> int:
+    """Tokens of a CPU server's KV cache, unless `rollout.sglang.max_total_tokens` says otherwise."""
+    return max(CPU_KV_TOKENS, 4 * (config.data.max_prompt_tokens + config.rollout.max_new_tokens))
 
 
 def _device_owned(config: Config, device: str, index: int) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from colocate_grpo.cli import app
 from colocate_grpo.config import Config
 from colocate_grpo.config_file import changes, dump_config, explain_rows, identity_changes, load_config
 from colocate_grpo.errors import ConfigError
@@ -77,12 +79,52 @@ def test_unknown_section_names_nearest_section(write):
         ("model.path=null", "model.path"),
         ("steps", "an override has the form section.key=value"),
         ("run.steps.deep=1", "run.steps"),
+        ("run.steps=true", "run.steps: true is not allowed: input should be a number"),
+        ("train.optimizer.lr=.inf", "train.optimizer.lr: inf is not allowed"),
+        ("run.name=..", "run.name: '..' is not allowed"),
+        ("run.lr=1", "run.lr: unknown key (did you mean train.optimizer.lr?)"),
+        ("optim.lr=1", "optim: unknown key (did you mean train.optimizer.lr?)"),
+        ("trainer.x=1", "trainer: unknown key (did you mean train?)"),
+        ("model.zz=1", "model.zz: unknown key (allowed: path, revision, dtype)"),
     ],
 )
 def test_bad_overrides_are_one_line_that_names_them(write, override, expected):
     text = message_of(write(MINIMAL), override)
     assert expected in text
     assert text.startswith((f"override {override!r}", f"{override!r}"))
+
+
+@pytest.mark.parametrize("text", ["7", "12e4567", "true", "2026-12-01", "2026-12-01T10:00:00+02:00", "10:00", "hf:"])
+def test_an_override_of_a_text_is_taken_as_it_stands(write, text):
+    assert load_config(write(MINIMAL), [f"model.revision={text}"]).model.revision == text
+    assert load_config(write(MINIMAL), [f"model.revision='{text}'"]).model.revision == text
+    assert load_config(write(MINIMAL), ["model.revision=null"]).model.revision is None
+
+
+def test_a_date_in_a_file_is_text(write, tmp_path):
+    config = load_config(write(MINIMAL + "run: {until: 2026-12-01T10:00:00}\n"))
+    assert config.run.until == "2026-12-01T10:00:00"
+    dump_config(config, tmp_path / "again.yaml")
+    assert load_config(tmp_path / "again.yaml") == config
+
+
+def test_a_number_for_a_text_in_a_file_asks_for_quotes(write):
+    path = write(MINIMAL + "run: {name: 12}\n")
+    assert message_of(path) == f"{path}:5: run.name: 12 is not allowed: input should be a text in quotes"
+
+
+@pytest.mark.parametrize(
+    "option", ["mem_fraction_static=abc", "mem_fraction_static=2", "mem_fraction_static=true", "max_total_tokens=0.5"]
+)
+def test_engine_options_that_the_plan_counts_with_are_numbers(write, option):
+    text = message_of(write(MINIMAL), "rollout.engine=sglang", f"rollout.sglang.{option}")
+    assert f"rollout.sglang.{option.split('=')[0]}: " in text
+    assert "number" in text
+
+
+def test_a_directory_is_no_configuration_file(tmp_path):
+    (tmp_path / "runs.yaml").mkdir()
+    assert message_of(tmp_path / "runs.yaml") == f"{tmp_path / 'runs.yaml'}: a directory, not a configuration file"
 
 
 def test_duplicate_keys_are_refused(write):
@@ -133,6 +175,29 @@ def test_changes_tell_identity_from_resumable(write):
     identity, resumable = changes(old, new)
     assert identity == {"run.seed": (0, 3)} == identity_changes(old, new)
     assert set(resumable) == {"run.steps", "parallel.tp"}
+
+
+def test_types_are_explained_in_a_users_words():
+    rows = {key: (kind, default) for key, kind, default, _ in explain_rows()}
+    assert rows["run.steps"] == ("int", "100")
+    assert rows["run.hang_timeout"] == ("seconds", "1800.0")
+    assert rows["run.dir"] == ("path or null", "null")
+    assert rows["data.limit"] == ("int or null", "null")
+    assert rows["rollout.dtype"] == ("bfloat16 | float32 or null", "null")
+    assert rows["train.optimizer.betas"] == ("list", "[0.9, 0.98]")
+    assert rows["data.chat_template_kwargs"] == ("mapping", "{}")
+
+
+def test_explained_options_are_whole_in_a_pipe_and_on_a_narrow_terminal():
+    wide, narrow = (
+        CliRunner(env={"COLUMNS": "80", "TTY_COMPATIBLE": tty}).invoke(app, ["config", "explain"]).output
+        for tty in ("0", "1")
+    )
+    for key, kind, default, _ in explain_rows():
+        assert any(line.split()[:1] == [key] and default in line for line in wide.splitlines())
+        assert key in narrow.split()
+        assert f"{kind} = {default[:9]}" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_every_option_is_explained_in_a_sentence():

@@ -10,6 +10,7 @@ from colocate_grpo.config import Config
 from colocate_grpo.config_file import load_config
 from colocate_grpo.plan.assessment import Plan, make_plan
 from colocate_grpo.plan.hardware import GIB
+from colocate_grpo.rollout.sglang_options import server_options
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -75,3 +76,9 @@ def test_whole_run_takes_about_the_published_46_6_hours(reference: Config, plan:
 
 def test_reference_fits(plan: Plan) -> None:
     assert plan.problems() == []
+
+
+def test_a_cpu_server_caches_what_it_is_started_with(tmp_path: Path) -> None:
+    config = load_config(CONFIGS / "demo_sglang.yaml", [f"run.dir={tmp_path}"])
+    options = server_options(config, tmp_path, "cpu", 0, 1, "key")
+    assert make_plan(config).memory.kv.tokens == options["max_total_tokens"]
