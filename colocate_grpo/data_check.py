@@ -17,6 +17,7 @@ from colocate_grpo.data_file import BrokenRow, Message, Row, describe_broken, re
 from colocate_grpo.errors import UserError
 
 SHOWN_BROKEN = 20
+SHOWN_CHARACTERS = 20_000
 
 
 def run_data_check(path: Path, tokenizer: Path | None = None, settings: DataConfig | None = None) -> int:
@@ -82,7 +83,7 @@ class _Report:
         ordered = sorted(values)
         p95 = ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))]
         median = statistics.median(ordered)
-        self._line(f"{name}: min {ordered[0]}, median {median:g}, 95 % {p95}, max {ordered[-1]}")
+        self._line(f"{name}: min {ordered[0]}, median {median:.10g}, 95 % {p95}, max {ordered[-1]}")
 
     def overlong(self, rows: Sequence[Row], lengths: Sequence[int], settings: DataConfig) -> bool:
         """Says how many prompts are too long; False where the policy makes that an error."""
@@ -98,7 +99,8 @@ class _Report:
     def rendered(self, text: str) -> None:
         self._line("first prompt as the model sees it:")
         self.console.rule(style="dim")
-        self._line(text)
+        more = len(text) - SHOWN_CHARACTERS
+        self._line(text if more <= 0 else f"{text[:SHOWN_CHARACTERS]} ... [{more:,} more characters]")
         self.console.rule(style="dim")
 
     def forms(self, conversations: Sequence[Sequence[Message]]) -> None:

@@ -14,6 +14,7 @@ from colocate_grpo.errors import DataError, nearest
 PROMPT_KEYS = ("prompt", "problem")
 LABEL_KEYS = ("label", "answer")
 Message = dict[str, Any]
+JSON_NAMES = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "a switch", type(None): "null"}
 LabelKind = Literal["integer", "decimal", "text"]
 
 
@@ -77,7 +78,7 @@ def describe_broken(broken: Sequence[BrokenRow], limit: int = 5) -> str:
 def parse_row(line: int, values: Any, prompt_key: str | None, label_key: str | None) -> Row:
     """Check one row. Raises RowError."""
     if not isinstance(values, dict):
-        raise RowError(f"a {type(values).__name__}, expected an object")
+        raise RowError(f"{JSON_NAMES[type(values)]}, expected an object")
     prompt = _prompt(_pick(values, prompt_key, PROMPT_KEYS, "prompt"))
     label, kind = _label(_pick(values, label_key, LABEL_KEYS, "label"))
     used = {prompt_key or "", label_key or "", *PROMPT_KEYS, *LABEL_KEYS}
@@ -88,7 +89,9 @@ def parse_row(line: int, values: Any, prompt_key: str | None, label_key: str | N
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, Any]]:
     if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        if path.exists():
+            raise DataError(f"{path}: a directory or device, not a data file")
+        siblings = [p.name for p in path.parent.glob("*") if p.is_file()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such data file{nearest(path.name, siblings)}")
     if path.suffix in (".jsonl", ".json", ".ndjson"):
         return _jsonl(path)
@@ -109,7 +112,7 @@ def _json_value(number: int, text: bytes) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        return BrokenRow(number, f"not JSON ({error.msg} at column {error.colno})")
+        return BrokenRow(number, f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})")
     except UnicodeDecodeError as error:
         return BrokenRow(number, f"not UTF-8 (byte {error.start + 1})")
     except (ValueError, RecursionError) as error:  # an integer over Python's limit of digits, or too deep a nesting

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from colocate_grpo.data_check import run_data_check
+from colocate_grpo.errors import DataError
 
 
 def test_a_good_file(write, tokenizer, tmp_path, capsys, settings):
@@ -52,3 +55,17 @@ def test_too_long_prompts_follow_the_policy(write, tokenizer, tmp_path, capsys, 
 def test_only_broken_rows(write, capsys):
     assert run_data_check(write(b"?")) == 2
     assert "no usable row" in capsys.readouterr().out
+
+
+def test_a_prompt_that_fills_the_screen_is_cut(write, capsys):
+    assert run_data_check(write({"prompt": "x" * 3_000_000, "label": 1})) == 0
+    out = capsys.readouterr().out
+    assert len(out) < 30_000
+    assert "max 3000000" in out
+    assert "... [2,980,007 more characters]" in out
+
+
+def test_a_directory_is_no_data_file(tmp_path):
+    (tmp_path / "train.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"train.jsonl: a directory or device, not a data file$"):
+        run_data_check(tmp_path / "train.jsonl")

@@ -34,7 +34,7 @@ def test_a_label_is_text_or_a_number(write, label, text, kind):
     [
         (b"{not json", "not JSON (Expecting property name enclosed in double quotes at column 2)"),
         (b'{"prompt": "q", "label": "1"', "not JSON"),
-        (b'"just text"', "a str, expected an object"),
+        (b'"just text"', "a text, expected an object"),
         (b"[1, 2]", "a list, expected an object"),
         (b'{"prompt": "\xff", "label": "1"}', "not UTF-8 (byte 13)"),
         (rb'{"prompt": "\ud83d", "label": "1"}', "half a surrogate pair"),
