@@ -45,9 +45,12 @@ def supervise(
 
     `entry`: module of a rank; `replay` and `evaluate_only` are handed to it (`--replay DIR`, `--evaluate-only`).
     Exit codes: 0 finished or stopped and resumable, 2 a user's mistake, 130 ended at once by a second signal, else 1.
-    Raises ConfigError where the run directory belongs to another run or another driver, or `run.until` is no time.
+    Raises ConfigError where the run directory belongs to another run or another driver, `run.until` is no time, or
+    there is nothing to replay.
     """
     deadline = Deadline(config)
+    if replay and not any(replay.glob("step_*.jsonl.zst")):
+        raise ConfigError(f"--replay: {replay} holds no dumped rollouts (step_N.jsonl.zst)")
     run = RunDirectory(config.run_dir.resolve())
     command = [entry, *(["--replay", str(replay.resolve())] if replay else [])]
     command += ["--evaluate-only"] if evaluate_only else []
@@ -88,8 +91,13 @@ class Supervisor:
             if self.config.checkpoint.export_best and ending.kind != "interrupted":
                 export_best(self.store, self.tag)
         self._emit("run_end", outcome=ending.kind, message=ending.message, step=ending.step)
-        log.log(logging.INFO if ending.exit_code == 0 else logging.ERROR, "%s", ending.message or ending.kind)
+        log.log(logging.INFO if ending.exit_code == 0 else logging.ERROR, "%s", self._last_words(ending))
         return ending.exit_code
+
+    def _last_words(self, ending: Ending) -> str:
+        text = ending.message or ending.kind
+        newest = self.store.newest() if ending.kind in ("stopped", "interrupted") else None
+        return f"{text}; the same command goes on from step {newest.step + 1}" if newest else text
 
     def _attempts(self, command_line: str) -> Ending:
         failures = 0

@@ -90,7 +90,9 @@ def main() -> int:
         _attempt(arguments)
     except BaseException as error:  # the cause of every end is written down before the process is gone
         kind = cause(error)
-        _write_exit(arguments.run_dir, arguments.attempt, kind, str(error) or repr(error))
+        _write_exit(
+            arguments.run_dir, arguments.attempt, kind, str(error) or (repr(error) if kind != "stopped" else "")
+        )
         if kind in ("stopped", "guard_stop", "rollback"):
             return 0
         traceback.print_exc()

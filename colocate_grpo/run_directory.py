@@ -38,9 +38,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the run; ConfigError names the process that has it. The kernel lets go when the holder dies."""
         self._check_place()
-        for name in ("logs", "attempts", "control", "checkpoints"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("a+") as file:
+        with self._lock_file() as file:
             if not _lock(file):
                 raise ConfigError(
                     f"run.dir: {self.path} is already running (process {self.holder()}); "
@@ -144,6 +142,14 @@ class RunDirectory:
     def clear_stop(self) -> None:
         """Forget an earlier request to stop."""
         (self.path / "control" / "stop").unlink(missing_ok=True)
+
+    def _lock_file(self) -> IO[str]:
+        try:
+            for name in ("logs", "attempts", "control", "checkpoints"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+            return (self.path / LOCK).open("a+")
+        except OSError as error:  # a place of the user's choice, which may be read-only, full, or below a file
+            raise ConfigError(f"run.dir: {self.path} cannot be written ({error.strerror})") from error
 
     def _check_place(self) -> None:
         if not self.path.exists():

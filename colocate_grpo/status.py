@@ -60,7 +60,10 @@ def run_stop(run_dir: Path) -> int:
         _stop_running(run)
     left = processes.end(processes.run_id(run.path), GRACE_S)
     newest = CheckpointStore(run.path, run.config().checkpoint).newest()
-    kept = f"; it goes on from step {newest.step + 1}" if newest else "; no checkpoint yet"
+    steps = run.config().run.steps
+    kept = "; no checkpoint yet"
+    if newest:
+        kept = "; finished" if newest.step + 1 >= steps else f"; it goes on from step {newest.step + 1}"
     print(f"{run.path}: not running{kept}" + (f" (ended {len(left)} left-over processes)" if left else ""))
     return 0
 
@@ -75,11 +78,11 @@ def take_snapshot(run: RunDirectory) -> dict[str, Any]:
         "running": running,
         "driver": run.holder() if running else None,
         "stopping": run.stop_reason() if running else None,
-        "phase": state.get("phase", "start") if running else "not running",
+        "phase": _phase(run, state) if running else "not running",
         "step": state.get("step"),
         "steps": config.run.steps,
         "steps_done": len(counted.steps),
-        "rollout": state.get("rollout") if state.get("phase") in ("rollout", "eval") else None,
+        "rollout": state.get("rollout") if running and state.get("phase") in ("rollout", "eval") else None,
         "last_sign_of_life_s": round(time.time() - state["time"], 1) if "time" in state else None,
         "eta_s": _eta(config, rows, counted) if running else None,
         "last_step": _last_step(counted),
@@ -109,6 +112,11 @@ def _stop_running(run: RunDirectory) -> None:
                 f"send SIGTERM twice to process {run.holder()}. End of the log:\n{run.log_tail(run.last_attempt())}"
             )
         time.sleep(POLL_S)
+
+
+def _phase(run: RunDirectory, state: dict[str, Any]) -> str:
+    """`start` also while the last words are those of an earlier attempt."""
+    return str(state.get("phase", "start")) if state.get("attempt") == run.last_attempt() else "start"
 
 
 def _eta(config: Config, rows: list[Row], counted: StepView) -> float | None:

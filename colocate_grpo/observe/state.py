@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo.checkpoint.files import read_json
+
 FILE_NAME = "state.json"
 _MIN_INTERVAL_S = 0.5
 
@@ -46,6 +48,5 @@ class StateFile:
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """The last state, or an empty dict where there is none."""
-    path = Path(run_dir) / FILE_NAME
-    return json.loads(path.read_text()) if path.exists() else {}
+    """The last state, or an empty dict where there is none, or what a power cut left of it."""
+    return read_json(Path(run_dir) / FILE_NAME) or {}

@@ -76,6 +76,10 @@ class ModelShape:
 def read_hf_config(model_dir: str | Path) -> dict[str, Any]:
     """The config.json of a model directory. Raises DataError when there is none."""
     path = Path(model_dir) / "config.json"
+    if not Path(model_dir).is_dir():
+        raise DataError(
+            f"model.path: {model_dir} is no directory (give a Hugging Face model directory, or hf:OWNER/NAME)"
+        )
     if not path.is_file():
         raise DataError(f"model.path: {model_dir} has no config.json (a Hugging Face model directory is needed)")
     try:
