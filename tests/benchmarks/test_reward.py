@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+import math_verify
 
 from colocate_grpo.reward.grade import grade
 from colocate_grpo.reward.pool import Pending, RewardPool, RewardTask
@@ -29,8 +29,12 @@ def process_seconds(pid: int) -> float:
 
 
 def test_mean_cpu_time_of_an_answer() -> None:
-    """One warm worker: parent and worker together at most 0.2 ms over the cases that are not hostile."""
+    """One warm worker, parent and worker together, over the cases that are not hostile: 1/25 of math-verify's time.
+
+    That is some 0.25 ms where math-verify takes 6 ms. In turns, the best of each: other load only adds.
+    """
     data = rows()
+    theirs = [row for row in data if "pred" in row][::9]
     with RewardPool("math_boxed", {"answer_scope": "after_think"}, 1, 20.0, 1024, 200_000) as pool:
 
         def submit(row: dict[str, Any]) -> Pending:
@@ -47,10 +51,16 @@ def test_mean_cpu_time_of_an_answer() -> None:
 
         while pool.strength < 2:  # the spare's start is no part of an answer
             time.sleep(0.05)
+        taken: dict[str, list[float]] = {"here": [], "math-verify": []}
+        best = {"here": 1.0, "math-verify": 1.0}
         seconds()
-        best = min(seconds() for _ in range(5)) / len(data)
-    print(f"mean {1000 * best:.3f} ms of CPU an answer")
-    assert best <= 0.2e-3
+        mean_seconds(math_verify_says, theirs)
+        while len(taken["here"]) < 5 or (len(taken["here"]) < 15 and 25 * best["here"] > best["math-verify"]):
+            taken["here"].append(seconds() / len(data))
+            taken["math-verify"].append(mean_seconds(math_verify_says, theirs)[0])
+            best = {name: min(values) for name, values in taken.items()}
+    print({name: f"{1000 * value:.3f} ms of CPU an answer" for name, value in best.items()})
+    assert 25 * best["here"] <= best["math-verify"]
 
 
 def test_a_batch_of_long_responses_with_integer_golds() -> None:
@@ -58,21 +68,28 @@ def test_a_batch_of_long_responses_with_integer_golds() -> None:
     tasks = [RewardTask((text % index)[-16_000:], str(index)) for index in range(256)]
     assert all(len(task.response) == 16_000 for task in tasks)
     pool = RewardPool("math_boxed", {"answer_scope": "after_think"}, 1, 2.0, 1024, 200_000)
-    start = time.process_time()
-    verdicts = pool.grade_many(tasks)
-    seconds = time.process_time() - start
-    print(f"256 responses in {seconds:.4f} s of CPU")
-    assert {verdict.reason for verdict in verdicts} == {"correct"}
-    assert seconds <= 0.1
+    taken = []
+    for _ in range(3):  # a pause of the interpreter or of the machine only adds
+        start = time.thread_time()
+        verdicts = pool.grade_many(tasks)
+        taken.append(time.thread_time() - start)
+        assert {verdict.reason for verdict in verdicts} == {"correct"}
+    print(f"256 responses in {min(taken):.4f} s of CPU")
+    assert min(taken) <= 0.1
+
+
+def math_verify_says(pred: str, gold: str) -> bool:
+    parsed = [math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=2) for text in (gold, pred)]
+    return bool(math_verify.verify(*parsed, timeout_seconds=2))
 
 
 def mean_seconds(judge: Callable[[str, str], bool], data: list[dict[str, Any]]) -> tuple[float, float, int]:
     """Mean CPU seconds, share of agreement, and false positives."""
     taken, agreed, false_positives = [], 0, 0
     for row in data:
-        start = time.process_time()
+        start = time.thread_time()
         good = judge(row["pred"], str(row["gold"]))
-        taken.append(time.process_time() - start)
+        taken.append(time.thread_time() - start)
         agreed += good == bool(row["expected"])
         false_positives += good and not row["expected"]
     return statistics.mean(taken), agreed / len(data), false_positives
@@ -80,19 +97,14 @@ def mean_seconds(judge: Callable[[str, str], bool], data: list[dict[str, Any]]) 
 
 def test_side_by_side_with_math_verify() -> None:
     """The same pairs, in one process, the prediction and the gold each in a box for math-verify."""
-    math_verify = pytest.importorskip("math_verify")
-
-    def theirs(pred: str, gold: str) -> bool:
-        parsed = [math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=2) for text in (gold, pred)]
-        return bool(math_verify.verify(*parsed, timeout_seconds=2))
 
     def ours(pred: str, gold: str) -> bool:
         return grade(pred, gold).score == 1.0
 
     # Every third row: theirs takes some 10 ms each.
     data = [row for row in rows() if "pred" in row][::3]
-    theirs("1", "1")
-    their_time, their_agreement, their_positives = mean_seconds(theirs, data)
+    math_verify_says("1", "1")
+    their_time, their_agreement, their_positives = mean_seconds(math_verify_says, data)
     our_time, our_agreement, our_positives = mean_seconds(ours, data)
     print(
         f"{len(data)} pairs: math-verify {1000 * their_time:.2f} ms, {100 * their_agreement:.1f} %, "

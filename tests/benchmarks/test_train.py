@@ -20,6 +20,7 @@ from colocate_grpo.train.logprob import VocabShard, token_logprobs
 from colocate_grpo.train.peak import peak_bytes
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(1500)  # a limit for hangs
 TOKENS = train_speed.ROWS * (train_speed.PROMPT + train_speed.RESPONSE)
 MIB = 2**20
 
@@ -43,7 +44,7 @@ def measure(model_dir: Path, tp: int, dp: int, scratch: Path) -> dict[str, float
             [sys.executable, "-W", "ignore", *launcher, str(HERE / "train_speed.py"), *arguments],
             stdout=stream,
             stderr=subprocess.STDOUT,
-            timeout=560,
+            timeout=1400,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
         )
     assert done.returncode == 0, log.read_text()[-4000:]
@@ -54,46 +55,57 @@ def measure(model_dir: Path, tp: int, dp: int, scratch: Path) -> dict[str, float
 
 def test_step_is_as_fast_as_transformers(single: dict[str, float]) -> None:
     assert single["parameters"] == pytest.approx(5e6, rel=0.1)
-    assert single["plain"] / single["ours"] >= 0.9
+    assert speed(single) >= 0.9
+
+
+def speed(found: dict[str, float]) -> float:
+    """Times that of plain transformers on one rank, in the same process."""
+    return found["plain"] / found["ours"]
 
 
 @pytest.mark.parametrize(("tp", "dp", "least"), [(2, 1, 1.0), (1, 2, 1.3)])
 def test_two_ranks_are_faster_than_one(
     model_dir: Path, single: dict[str, float], tp: int, dp: int, least: float, tmp_path: Path
 ) -> None:
-    assert single["ours"] / measure(model_dir, tp, dp, tmp_path)["ours"] >= least
+    assert speed(measure(model_dir, tp, dp, tmp_path)) / speed(single) >= least
 
 
 def test_memory_and_time_of_the_fused_logprob() -> None:
-    """T = 4,096, vocabulary 32k, hidden 256, chunk 256, fp32, forward and backward, both forms in this one run."""
-    tokens, vocab, hidden_size = 4096, 32768, 256
+    """Vocabulary 32k, hidden 256, chunk 256, fp32, forward and backward, both forms in this one run. Memory at
+    T = 4,096; time at a quarter of that, in many short turns, the best of each: other load only adds.
+    """
+    vocab, hidden_size = 32768, 256
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # CPU time of one thread: waiting threads that spin would count as work
     shard = VocabShard(dist.group.WORLD, vocab, False, 256, 1.0)  # type: ignore[arg-type]
-    hidden = torch.randn(tokens, hidden_size, requires_grad=True)
     weight = (torch.randn(vocab, hidden_size) * 0.05).requires_grad_()
-    targets, rows = torch.randint(0, vocab, (tokens,)), torch.arange(tokens)
+    targets = torch.randint(0, vocab, (4096,))
 
-    def fused() -> None:
-        logprob, entropy = token_logprobs(hidden, weight, rows, targets, shard)
+    def fused(tokens: int) -> None:
+        hidden = torch.randn(tokens, hidden_size, requires_grad=True)
+        logprob, entropy = token_logprobs(hidden, weight, torch.arange(tokens), targets[:tokens], shard)
         (logprob.sum() + 0.1 * entropy.sum()).backward()
-        hidden.grad = weight.grad = None
+        weight.grad = None
 
-    def naive() -> None:
+    def naive(tokens: int) -> None:
+        hidden = torch.randn(tokens, hidden_size, requires_grad=True)
         log_p = F.log_softmax((hidden @ weight.t()).float(), dim=-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        (log_p.gather(1, targets[:, None]).sum() + 0.1 * entropy.sum()).backward()
-        hidden.grad = weight.grad = None
+        (log_p.gather(1, targets[:tokens, None]).sum() + 0.1 * entropy.sum()).backward()
+        weight.grad = None
 
     try:
-        peaks = {work.__name__: peak_bytes(work, torch.device("cpu")) / MIB for work in (fused, naive)}
+        peaks = {
+            work.__name__: peak_bytes(lambda work=work: work(4096), torch.device("cpu")) / MIB
+            for work in (fused, naive)
+        }
         times: dict[str, list[float]] = {"fused": [], "naive": []}
-        for _ in range(2):
+        for _ in range(6):
             for work in (fused, naive):
-                start = time.process_time()
-                work()
-                times[work.__name__].append(time.process_time() - start)
+                start = time.thread_time()
+                work(1024)
+                times[work.__name__].append(time.thread_time() - start)
     finally:
         torch.set_num_threads(threads)
         dist.destroy_process_group()

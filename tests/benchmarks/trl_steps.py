@@ -1,4 +1,4 @@
-"""The peer of test_step.py: `trl_steps.py MODEL TRAIN_JSONL OUT_JSON STEPS`."""
+"""The peer of test_step.py: `trl_steps.py MODEL TRAIN_JSONL OUT_JSON STEPS SEED`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lr_factor(step: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (1 - (1 - FLOOR) * done)
 
 
-def main(model_dir: str, train: str, out: str, steps: int) -> None:
+def main(model_dir: str, train: str, out: str, steps: int, seed: int) -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     rows = [json.loads(line) for line in Path(train).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -66,7 +66,7 @@ def main(model_dir: str, train: str, out: str, steps: int) -> None:
         output_dir=str(Path(out).parent / "trl"), per_device_train_batch_size=PROMPTS * GROUP, num_generations=GROUP,
         steps_per_generation=1, max_completion_length=48, temperature=1.0, max_steps=steps, beta=0.0, epsilon=0.2,
         epsilon_high=0.28, loss_type="dapo", max_grad_norm=1.0, use_cpu=True, bf16=False, report_to=[],
-        logging_steps=1, save_strategy="no", gradient_checkpointing=False, seed=0, disable_tqdm=True,
+        logging_steps=1, save_strategy="no", gradient_checkpointing=False, seed=seed, disable_tqdm=True,
     )  # fmt: skip
     clock = Clock()
     trainer = GRPOTrainer(
@@ -78,4 +78,4 @@ def main(model_dir: str, train: str, out: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

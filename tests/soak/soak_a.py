@@ -101,8 +101,11 @@ class Soak:
         return list(zip(sorted(steps), kinds, strict=True))
 
     def _is_at(self, step: int) -> bool:
+        """The present attempt says so: what an ended one or a killed driver has left is no sign of life."""
         state = self.run.state()
-        return state.get("step", -1) >= step and state.get("phase") != "start"
+        if state.get("time", 0.0) < self.run.started or self._attempt_has_ended(state["attempt"]):
+            return False
+        return state["step"] >= step and state["phase"] != "start"
 
     # The faults
 
@@ -163,9 +166,9 @@ class Soak:
         ranks = self.run.wait_for("ranks", self.run.ranks)
         attempt = self.run.state()["attempt"]
         self.chance.choice(ranks).send_signal(number)
-        self.run.wait_for("the end of the attempt", lambda: self._next_attempt(attempt))
+        self.run.wait_for("the end of the attempt", lambda: self._attempt_has_ended(attempt))
 
-    def _next_attempt(self, attempt: int) -> bool:
+    def _attempt_has_ended(self, attempt: int) -> bool:
         return any(event["attempt"] == attempt for event in self.run.events("attempt_end"))
 
     def _has_ended_or(self, condition: bool) -> bool:

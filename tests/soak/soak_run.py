@@ -33,10 +33,12 @@ class Run:
         self.command = [sys.executable, "-c", "from colocate_grpo.cli import main; main()", "train", str(config),
                         f"run.dir={path}", *overrides]  # fmt: skip
         self.driver: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
 
     def start(self) -> None:
         """Type the command (again)."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.started = time.time()
         with (self.path.parent / f"{self.path.name}.out").open("ab") as output:
             self.driver = subprocess.Popen(self.command, cwd=REPOSITORY, stdout=output, stderr=output)
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import psutil
 import yaml
+from small_loop import ENGINE
 
 from colocate_grpo import processes
 from colocate_grpo.observe.events import read_events
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 300.0
 DRIVER = """
 import logging, sys
 from colocate_grpo.config_file import load_config
@@ -36,7 +38,8 @@ class Run:
         self.drivers: list[subprocess.Popen[bytes]] = []
 
     def configure(self, faults: dict[int, dict[str, Any]] | None = None, **sections: Any) -> None:
-        run = {"dir": str(self.dir), "steps": 6, "backoff": 0.1, "hang_timeout": 120, "start_timeout": 120}
+        # Where a test is not about them, limits are for hangs: a busy machine must not reach them.
+        run = {"dir": str(self.dir), "steps": 6, "backoff": 0.1, "hang_timeout": 600, "start_timeout": 600}
         values: dict[str, Any] = {
             "run": {**run, **sections.pop("run", {})},
             "model": {"path": "none"},
@@ -59,7 +62,7 @@ class Run:
         self.drivers.append(driver)
         return driver
 
-    def finish(self, driver: subprocess.Popen[bytes] | None = None, timeout_s: float = 120) -> int:
+    def finish(self, driver: subprocess.Popen[bytes] | None = None, timeout_s: float = TIMEOUT_S) -> int:
         """Exit code of the driver; nothing of the run may be left, the engines in their own sessions included."""
         driver = driver or self.start()
         code = driver.wait(timeout=timeout_s)
@@ -70,15 +73,14 @@ class Run:
         self.wait_for(lambda: not self.living(), within_s, "the end of all processes")
 
     def living(self) -> list[psutil.Process]:
-        engines = [int(pid) for pid in self.read("engine_pids").split()]
         found = processes.find(processes.run_id(self.dir))
-        return found + [p for pid in engines if psutil.pid_exists(pid) and processes.is_alive(p := psutil.Process(pid))]
+        return found + [p for pid in self.read("engine_pids").split() if (p := engine(int(pid)))]
 
     def ranks(self) -> list[psutil.Process]:
         found = processes.find(processes.run_id(self.dir))
         return [p for p in found if "RANK" in p.environ() and "small_loop" in p.cmdline()]
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> None:
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S, what: str = "") -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s; driver says:\n{self.output()}"
@@ -103,3 +105,12 @@ class Run:
 
     def output(self) -> str:
         return (self.config_path.parent / "driver.out").read_text()
+
+
+def engine(pid: int) -> psutil.Process | None:
+    """The living engine with this id; None where it has ended, also while it is looked at, or the id is another's."""
+    try:
+        process = psutil.Process(pid)
+        return process if processes.is_alive(process) and ENGINE in process.cmdline() else None
+    except psutil.NoSuchProcess:
+        return None

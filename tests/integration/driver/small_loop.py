@@ -22,6 +22,7 @@ from colocate_grpo.observe.metrics import MetricsLog
 from colocate_grpo.observe.state import StateFile
 
 STEP_S = 0.05
+ENGINE = "import time; time.sleep(600)"
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ class Rank0:
         self.config = load_config(run_dir / "config.yaml")
         self.store = CheckpointStore(run_dir, self.config.checkpoint, self.config.guards.step.window)
         # An engine: in a session of its own, and orphaned when this rank dies.
-        self.engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        self.engine = subprocess.Popen([sys.executable, "-c", ENGINE], start_new_session=True)
         (run_dir / "engine_pids").open("a").write(f"{self.engine.pid}\n")
 
     def run(self) -> int:

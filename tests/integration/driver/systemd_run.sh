@@ -30,12 +30,12 @@ came_back() { [ "$(main_pid)" != 0 ] && [ "$(main_pid)" != "$killed" ]; }
 has_saved() { ls "$run_dir"/checkpoints/step_* >/dev/null 2>&1; }
 is_in_attempt_2() { grep -q '"attempt": 2' "$run_dir/state.json"; }
 
-within 20 systemctl --user is-system-running -q
+within 120 systemctl --user is-system-running -q
 bash "$script" --systemd "$@"
 bash "$script" --systemd "$@"
-within 120 has_saved
+within 400 has_saved
 killed=$(main_pid)
 kill -9 "$killed"
-within 60 came_back
-within 120 is_in_attempt_2
+within 200 came_back
+within 400 is_in_attempt_2
 systemctl --user stop colocate-grpo-demo

@@ -14,12 +14,12 @@ from driver_runs import Run
 from colocate_grpo.checkpoint.store import rollbacks
 from colocate_grpo.observe.metrics import read_rows, view
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(900)
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "from colocate_grpo.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
 
 
 def test_status_stop_and_checkpoints(run: Run) -> None:
@@ -46,7 +46,7 @@ def test_status_stop_and_checkpoints(run: Run) -> None:
     )  # fmt: skip
     run.wait_for(lambda: (run.dir / "control/stop").exists())
     (run.dir / "control/go_on").touch()
-    said, _ = stopping.communicate(timeout=60)
+    said, _ = stopping.communicate(timeout=300)
     assert stopping.returncode == 0
     assert "not running; it goes on from step" in said
     assert run.finish(driver) == 0

@@ -15,18 +15,18 @@ from colocate_grpo.checkpoint.store import CheckpointStore, rollbacks
 from colocate_grpo.config_file import load_config
 from colocate_grpo.observe.metrics import read_rows, view
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_killed_raising_and_hanging_ranks_are_retried_and_the_run_finishes(run: Run) -> None:
     faults = {1: {"kind": "kill", "step": 2}, 2: {"kind": "raise", "step": 4}, 3: {"kind": "hang", "step": 5}}
-    run.configure(faults, parallel={"dp": 2}, run={"hang_timeout": 5})
+    run.configure(faults, parallel={"dp": 2}, run={"hang_timeout": 20})
     assert run.finish() == 0, run.output()
     assert run.outcomes() == ["crash", "crash", "hang", "finished"]
     messages = [event["message"] for event in run.events("attempt_end")]
     assert "signal 9" in messages[0]
     assert "the engine does not answer" in messages[1]
-    assert "no progress for 5 s (run.hang_timeout) in phase train, step 5" in messages[2]
+    assert "no progress for 20 s (run.hang_timeout) in phase train, step 5" in messages[2]
     stacks = run.read("logs/attempt_3.log").partition("stacks of all ranks")[2]
     assert "in fail" in stacks
     assert "in wait_for_rank_0" in stacks, "both ranks show where they are"
@@ -83,7 +83,7 @@ def test_a_second_signal_leaves_at_once(run: Run) -> None:
     driver.send_signal(signal.SIGINT)
     run.wait_for(lambda: (run.dir / "control/stop").exists())
     driver.send_signal(signal.SIGINT)
-    assert run.finish(driver, timeout_s=30) == 130
+    assert run.finish(driver, timeout_s=120) == 130
     assert run.outcomes() == ["interrupted"]
 
 
@@ -94,7 +94,7 @@ def test_a_killed_driver_takes_everything_with_it_and_the_same_command_resumes(r
     assert len(run.living()) >= 3
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    run.assert_nothing_left(within_s=30)
+    run.assert_nothing_left(within_s=120)
     assert run.finish() == 0
     assert run.outcomes() == ["finished"]
 
@@ -103,14 +103,14 @@ def test_a_second_driver_of_the_same_run_is_refused(run: Run) -> None:
     run.configure({1: {"kind": "pause", "step": 1}})
     first = run.start()
     run.wait_for_step(1)
-    assert run.start().wait(timeout=60) != 0
+    assert run.start().wait(timeout=300) != 0
     assert f"already running (process {first.pid} on" in run.output()
     (run.dir / "control/go_on").touch()
     assert run.finish(first) == 0
 
 
 def test_a_stopped_rank_is_found_by_the_watchdog(run: Run) -> None:
-    run.configure({1: {"kind": "pause", "step": 3}}, run={"hang_timeout": 3})
+    run.configure({1: {"kind": "pause", "step": 3}}, run={"hang_timeout": 15})
     driver = run.start()
     run.wait_for_step(3)
     [rank] = run.ranks()
@@ -160,7 +160,7 @@ def test_another_identity_is_refused_and_nothing_changes(run: Run) -> None:
     assert run.finish() == 0
     before = run.read("config.yaml")
     run.configure(run={"steps": 2, "seed": 7})
-    assert run.start().wait(timeout=60) != 0
+    assert run.start().wait(timeout=300) != 0
     assert "these options may not change: run.seed (is 0, asked for 7)" in run.output()
     assert run.read("config.yaml") == before
 
@@ -174,7 +174,7 @@ def test_max_hours_and_until(run: Run) -> None:
     assert run.finish(driver) == 0
     assert run.events("stop_requested")[0]["reason"] == "run.max_hours=0.001"
     run.configure(run={"until": "tomorrow"})
-    assert run.start().wait(timeout=60) != 0
+    assert run.start().wait(timeout=300) != 0
     assert "run.until: 'tomorrow' is no ISO 8601 time" in run.output()
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from colocate_grpo import processes
 from colocate_grpo.demo.recipe import DemoPaths
 from colocate_grpo.observe.events import read_events
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
+TIMEOUT_S = 1200.0
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "launch" / "run_4090.sh"
 SMALL = [
@@ -49,11 +51,19 @@ class Launch:
         return done.stdout
 
     def shell(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
-    def stop(self) -> None:
+    def stop(self, attempt: int) -> None:
+        """Once this attempt has begun: a run that is stopped before has no end of an attempt to tell of."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while attempt not in self.attempts():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         done = self.shell(f"{self.environment['COLOCATE_BIN']}/colocate-grpo", "stop", str(self.run_dir))
         assert done.returncode == 0, done.stderr
+
+    def attempts(self) -> list[int]:
+        return [event["attempt"] for event in read_events(self.run_dir) if event["kind"] == "attempt_start"]
 
     def outcomes(self) -> list[str]:
         return [event["outcome"] for event in read_events(self.run_dir) if event["kind"] == "attempt_end"]
@@ -79,11 +89,11 @@ def test_tmux_start_again_stop_and_resume(launch: Launch) -> None:
     again = launch.start("run.steps=1000")
     assert f"{launch.run_dir} is already running" in again
     assert "tmux attach -t colocate-demo" in again
-    launch.stop()
+    launch.stop(attempt=1)
     assert launch.outcomes() == ["stopped"]
     assert launch.living() == []
     assert f"{launch.run_dir} resumed in tmux" in launch.start("run.steps=1001")
-    launch.stop()
+    launch.stop(attempt=2)
     assert launch.outcomes() == ["stopped", "stopped"]
     assert launch.living() == []
     assert launch.shell("tmux", "list-windows", "-t", "=colocate-demo").stdout.count("\n") == 1, (
@@ -120,5 +130,5 @@ def test_systemd_brings_back_a_killed_driver_and_stops_cleanly(launch: Launch) -
     assert f"{launch.run_dir} is already running" in done.stdout
     assert "journalctl --user -fu colocate-grpo-demo.service" in done.stdout
     assert launch.outcomes() == ["stopped"], "the killed driver's attempt has no end, the next one has a clean one"
-    assert [e["attempt"] for e in read_events(launch.run_dir) if e["kind"] == "attempt_start"] == [1, 2]
+    assert launch.attempts() == [1, 2]
     assert launch.living() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from colocate_grpo.observe.metrics import read_rows, view
 from colocate_grpo.observe.state import read_state
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
-TIMEOUT_S = 240.0
+TIMEOUT_S = 500.0
 SMALL = [
     "run.steps=6", "rollout.prompts_per_step=8", "rollout.group_size=4", "rollout.slots=32", "checkpoint.every=2",
     "eval.every=4", "eval.sets.0.limit=32", "run.backoff=0.1s", "run.threads=1", "train.optimizer.warmup_steps=2",
@@ -71,9 +72,9 @@ class Runner:
 def kill_tree(process: subprocess.Popen, run_dir: Path) -> None:
     """SIGKILL to the driver and everything of its run, at once."""
     for victim in [psutil.Process(process.pid), *processes.find(processes.run_id(run_dir))]:
-        if victim.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):  # once the driver is gone, its guard does the same
             victim.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=TIMEOUT_S)
     processes.end(processes.run_id(run_dir), 0)
 
 

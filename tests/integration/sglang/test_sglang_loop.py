@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -53,19 +54,22 @@ class Run:
         return self.driver
 
     def wait_for_rollout(self, step: int) -> None:
-        """Until this attempt generates for `step`; notes the ports that the run then holds."""
+        """Until this attempt generates for `step`. The ports that the run holds are noted before, when it pushes
+        first: finding them takes a while, and what is to meet a rollout must not come after it.
+        """
+        self._wait_until(lambda state: state["phase"] != "start")
+        own = {p.pid for p in processes.find(processes.run_id(self.path))}
+        self.ports = {port for port, pid in listening() if pid in own}
+        self._wait_until(lambda state: (state["step"], state["phase"]) == (step, "rollout"))
+
+    def _wait_until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
+        """Until the condition holds of the state that this attempt has written."""
         deadline = time.monotonic() + TIMEOUT_S
-        while not self._generates(step):
+        while not ((state := read_state(self.path)).get("attempt") == self.attempt and condition(state)):
             assert self.driver is not None
             assert self.driver.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.002)
-        own = {p.pid for p in processes.find(processes.run_id(self.path))}
-        self.ports = {port for port, pid in listening() if pid in own}
-
-    def _generates(self, step: int) -> bool:
-        state = read_state(self.path)
-        return (state.get("attempt"), state.get("step"), state.get("phase")) == (self.attempt, step, "rollout")
 
     def servers(self) -> list[psutil.Process]:
         return [p for p in processes.find(processes.run_id(self.path)) if "sglang.launch_server" in p.cmdline()]

@@ -84,9 +84,9 @@ def test_requests_without_the_key_are_refused(servers):
                 ("/flush_cache", {}),
                 ("/update_weights_from_tensor", {}),
             ):
-                assert httpx.post(url + path, json=body, headers=headers).status_code == 401
+                assert httpx.post(url + path, json=body, headers=headers, trust_env=False).status_code == 401
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"http://{_other_address()}:{engine.process.port}/health", timeout=5)
+            httpx.get(f"http://{_other_address()}:{engine.process.port}/health", timeout=5, trust_env=False)
 
 
 def _other_address() -> str:
@@ -373,6 +373,6 @@ def test_stop_leaves_no_process_no_port_and_no_key(servers):
     assert servers.processes() == []
     for engine in servers.pool.engines:
         with pytest.raises(httpx.ConnectError):
-            httpx.get(engine.process.url + "/health")
+            httpx.get(engine.process.url + "/health", trust_env=False)
         assert not engine.process.options_path.exists()
     assert list(Path(servers.directory, "control").iterdir()) == []

@@ -36,7 +36,7 @@ def start(tag: str | None, code: str = SLEEP, **options: object) -> subprocess.P
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -63,11 +63,13 @@ def test_wrong_orders_say_what_and_where(moves, message):
 def test_memory_is_measured_at_every_phase():
     ledger = Ledger(CPU)
     ledger.enter("rollout")
-    ballast = mmap.mmap(-1, 64 * 2**20)  # from the kernel: an allocator might hand out pages that are resident already
+    ballast = mmap.mmap(-1, 256 * 2**20)  # from the kernel: an allocator might hand out pages that are resident already
     ballast.write(b"\1" * len(ballast))
     ledger.enter("train")
     metrics = ledger.metrics()
-    assert metrics["memory/train/host_rss_gib"] - metrics["memory/rollout/host_rss_gib"] > 0.05
+    assert metrics["memory/train/host_rss_gib"] - metrics["memory/rollout/host_rss_gib"] > 0.15, (
+        "others may give some back"
+    )
     assert {m.split("/")[2] for m in metrics} == {f"{k}_gib" for k in memory_figures(CPU)}
     assert metrics["memory/train/free_gib"] * GIB > len(ballast)
     assert ledger.metrics() == {}
