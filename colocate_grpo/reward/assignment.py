@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from colocate_grpo.reward.evaluate import Undecided
 from colocate_grpo.reward.node import ZERO, Node, has, rebuild, symbols
-from colocate_grpo.reward.scalar import same_scalar
+from colocate_grpo.reward.scalar import STRUCTURES, same_scalar
 
 _NAME_OPS = {"sym", "app", "const", "tuple"}
 
@@ -22,6 +22,24 @@ def drop_approximations(node: Node) -> Node:
     return members[0] if count == 0 else Node("rel", (node.args[0][:count], *members))
 
 
+def without_domain(pred: Node, gold: Node) -> tuple[Node, Node]:
+    """`k\\pi, k \\in \\mathbb{Z}` without the domain of `k`, where the other side does not name it."""
+    kept = [_values_of(node) for node in (pred, gold)]
+    named = [values != node for values, node in zip(kept, (pred, gold), strict=True)]
+    return (pred, gold) if named[0] == named[1] else (kept[0], kept[1])
+
+
+def _values_of(node: Node) -> Node:
+    if node.op != "list":
+        return node
+    values = [item for item in node.args[1:] if not is_membership(item)]
+    domains = [item for item in node.args[1:] if is_membership(item)]
+    used = set().union(*map(symbols, values))
+    if not values or not all(symbols(domain.args[1]) <= used for domain in domains):
+        return node
+    return values[0] if len(values) == 1 else Node("list", (node.args[0], *values))
+
+
 def assigned(node: Node) -> tuple[Node | None, Node]:
     """(name, value) of an equation that names a value, else (None, the node itself)."""
     if node.op != "rel":
@@ -32,6 +50,8 @@ def assigned(node: Node) -> tuple[Node | None, Node]:
     value = members[-1]
     if set(ops) == {"="} and all(member.op == "sym" for member in members[:-1]) and not symbols(value):
         return members[0], value  # also `x = y = 2`
+    if set(ops) == {"="} and _computes(members):
+        return None, value
     if set(ops) != {"="} or not _consistent(members[1:]):
         return None, node
     if _names(members[0], value):
@@ -40,6 +60,13 @@ def assigned(node: Node) -> tuple[Node | None, Node]:
     if len(members) == 2 and value.op == "sym" and not symbols(members[0]):
         return value, members[0]
     return None, node
+
+
+def _computes(members: tuple[Node, ...]) -> bool:
+    """`\\sqrt{12} = 2\\sqrt{3}`: two forms of one number; `0 = 0` computes nothing."""
+    if len(set(members)) == 1 or any(symbols(member) or has(member, *STRUCTURES) for member in members):
+        return False
+    return _consistent(members)
 
 
 def is_membership(node: Node) -> bool:
@@ -59,6 +86,10 @@ def _consistent(values: tuple[Node, ...]) -> bool:
 
 def _names(left: Node, value: Node) -> bool:
     """Whether the left side of an equation is a name of the right side, not half of an equation."""
+    if left.op == "lim" or _is_derivative(left):
+        return True
+    if left.op == "mul" and len(left.args) == 2 and left.args[1].op == "tuple":  # `u(x, y) = x + y`
+        return all(part.op == "sym" for part in (left.args[0], *left.args[1].args[2:]))
     if left.op == "mul" and len(left.args) == 2 and all(part.op == "sym" for part in left.args):
         return left.args[1].args[0] in symbols(value) or not symbols(value)  # `P(x) = x^2`, `AB = 5`
     if left.op in ("sym", "app"):
@@ -68,6 +99,14 @@ def _names(left: Node, value: Node) -> bool:
     if not symbols(left) or symbols(value) or value == ZERO or value.op in ("list", "set", "tuple"):
         return False
     return _unit_combination(left)
+
+
+def _is_derivative(left: Node) -> bool:
+    """`\\frac{dy}{dx}`"""
+    if left.op != "mul" or len(left.args) != 2 or left.args[1].op != "inv":
+        return False
+    parts = (left.args[0], left.args[1].args[0])
+    return all(part.op == "mul" and part.args[0] == Node("sym", ("d",)) and len(part.args) == 2 for part in parts)
 
 
 def _unit_combination(left: Node) -> bool:

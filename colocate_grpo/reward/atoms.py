@@ -6,12 +6,14 @@ from colocate_grpo.reward.expression import _ALIASES, _FUNCTIONS, _GREEK, _INVER
 from colocate_grpo.reward.node import HALF, INFINITY, ONE, Node, num, rebuild
 from colocate_grpo.reward.tokens import ParseError, Token
 
+_VARIANTS = {"varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta"}
 _ELLIPSIS = {"ldots", "dots", "cdots", "dotsc", "dotsb", "vdots"}
 _NUMBER_SETS = {"R", "Z", "N", "Q", "C"}
 _NAMED_FUNCTIONS = {"f", "g", "h", "F", "G"}
 _MATRICES = {"pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "Bmatrix", "psmallmatrix"}
 _ACCENTS = {"bar", "hat", "widehat", "tilde", "widetilde", "overrightarrow", "dot", "vec"}
 _PREFIXES = {"angle", "triangle", "square", "measuredangle", "odot"}
+_CURRENCY_WORDS = {"usd", "eur", "euro", "rupees", "dollars"}
 _CURRENCY = {"euro": "euro", "pounds": "pounds_sterling", "yen": "yen"}
 
 
@@ -39,6 +41,8 @@ class AtomParser(ExpressionParser):
         words = []
         while self.token.kind == "word":
             words.append(self.next().text.lower())
+        if words[-1] in _CURRENCY_WORDS and self.token.kind == "num":
+            return Node("quantity", (self.factor(), ((words[-1], 1),)))
         if not self.is_op("="):
             raise ParseError(f"word {words[0]}")
         return Node("sym", (" ".join(words),))
@@ -71,7 +75,21 @@ class AtomParser(ExpressionParser):
         self.next()
         index = self.subscript()
         # `A_{16}` may be a hexadecimal digit or an indexed symbol: the base is settled in the comparison.
+        if name in ("C", "A", "P") and index.isdigit() and self.is_op("^") and (chosen := self._chosen(name, index)):
+            return chosen
         return Node("sym", (f"{name}_{index}",))
+
+    def _chosen(self, name: str, index: str) -> Node | None:
+        """`C_{10}^3` and `A_5^2`: combinations and permutations."""
+        ahead = [self.peek(offset) for offset in (1, 2, 3)]
+        braced = ahead[0].text == "{" and ahead[2].text == "}"
+        count = ahead[1] if braced else ahead[0]
+        if count.kind != "num" or not count.text.isdigit() or not 0 < int(count.text[:4]) <= int(index[:4]):
+            return None
+        self.at += 4 if braced else 2
+        top, bottom = self._number(index), self._number(count.text)
+        chosen = Node("fn", ("binom", top, bottom))
+        return chosen if name == "C" else Node("mul", (chosen, Node("fn", ("factorial", bottom))))
 
     # -- brackets ----------------------------------------------------------------------------------------------
     def _bracketed(self, token: Token) -> Node:
@@ -81,7 +99,7 @@ class AtomParser(ExpressionParser):
             return self._absolute(token.text)
         if token.text in ("\\$", "$"):
             self.next()
-            return Node("quantity", (self.factor(), (("dollar", 1),)))
+            return Node("quantity", (self._signed_factor(), (("dollar", 1),)))
         raise ParseError(f"unexpected {token.text!r}")
 
     def _absolute(self, bar: str) -> Node:
@@ -108,6 +126,7 @@ class AtomParser(ExpressionParser):
     def _command(self, name: str) -> Node:
         if name in _NUMBER_SETS:
             return self._number_set(name)
+        name = _VARIANTS.get(name, name)
         if name in _GREEK:
             return self._symbol(Token("let", "\\" + name))
         if name in _FUNCTIONS:
@@ -163,6 +182,9 @@ class AtomParser(ExpressionParser):
 
     def _cmd_cbrt(self) -> Node:
         return Node("fn", ("root", self.argument(), num(3)))
+
+    def _cmd_Pr(self) -> Node:
+        return self._symbol(Token("let", "P"))
 
     def _cmd_infty(self) -> Node:
         return INFINITY
@@ -229,6 +251,9 @@ class AtomParser(ExpressionParser):
         if power == num(-1) and name in _INVERSE:
             name, power = _INVERSE[name], None
         arguments = self._function_arguments()
+        if name == "cis":
+            turn = Node("mul", (Node("const", ("i",)), Node("fn", ("sin", *arguments))))
+            return Node("add", (Node("fn", ("cos", *arguments)), turn))
         node = Node("fn", (name, *arguments)) if base is None else Node("fn", ("log", *arguments, base))
         return node if power is None else Node("pow", (node, power))
 
@@ -277,6 +302,18 @@ class AtomParser(ExpressionParser):
             constant, index = Node("const", (name,)), Node("sym", (name,))
             body = rebuild(body, lambda top: index if top == constant else None)
         return Node(kind, (body, name, low, high))
+
+    def _cmd_lim(self) -> Node:
+        """`\\lim_{x \\to a}`"""
+        self.expect("_")
+        self.expect("{")
+        name = self.next().text
+        if not self.is_cmd("to", "rightarrow"):
+            raise ParseError("limit")
+        self.next()
+        point = self.expr()
+        self.expect("}")
+        return Node("lim", (self.term(), name, point))
 
     def _cmd_sum(self) -> Node:
         return self._series("sum")

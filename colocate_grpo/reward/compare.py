@@ -6,11 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 
 from colocate_grpo.reward import realset
-from colocate_grpo.reward.assignment import assigned, compatible_names, drop_approximations, is_membership
+from colocate_grpo.reward.assignment import (
+    assigned,
+    compatible_names,
+    drop_approximations,
+    is_membership,
+    without_domain,
+)
 from colocate_grpo.reward.equal import constant_ratio
 from colocate_grpo.reward.evaluate import Undecided
 from colocate_grpo.reward.node import INFINITY, Node, has, neg, plus_minus, symbols
 from colocate_grpo.reward.scalar import STRUCTURES, same_scalar
+from colocate_grpo.reward.vectors import combined, same_vectors
 
 MAX_UNSORTED = 60  # items of an unordered list that are matched pair by pair
 
@@ -19,8 +26,8 @@ Item = tuple[Node | None, Node]  # name and value of `x = 1`; no name for `1`
 
 def same_answer(pred: Node, gold: Node) -> bool:
     """Whether `pred` gives what `gold` asks for. Raises `Undecided` over the bounds of the evaluation."""
-    pred, gold = drop_approximations(pred), drop_approximations(gold)
-    if pred == gold:
+    pred, gold = without_domain(drop_approximations(pred), drop_approximations(gold))
+    if pred == gold or _same_letters(pred, gold):
         return True
     if "choice" in (pred.op, gold.op) or _letter(gold):
         verdict = _same_choice(pred, gold)
@@ -57,6 +64,16 @@ def _same_choice(pred: Node, gold: Node) -> bool | None:
     return None
 
 
+def _same_letters(pred: Node, gold: Node) -> bool:
+    """`A, C` are the choices `AC`."""
+    kinds = {"list", "mul"}
+    letters = [[_letter(part) if isinstance(part, Node) else "" for part in node.args] for node in (pred, gold)]
+    if {pred.op, gold.op} != kinds or None in letters[0] + letters[1]:
+        return False
+    chosen = [sorted(filter(None, names)) for names in letters]
+    return chosen[0] == chosen[1] and len(set(chosen[0])) == len(chosen[0])
+
+
 # -- sets of real numbers --------------------------------------------------------------------------------------
 _SET_OPS = {"union", "intersection", "minus", "numbers"}
 
@@ -75,6 +92,8 @@ def _as_set(node: Node) -> Node:
         for item in node.args[2:]:
             result = Node(op, (result, item))
         return result
+    if node.op == "rel" and node.args[0] == ("!=",) and len(readings := plus_minus(node)) > 1:
+        return Node("intersection", tuple(readings))
     return node
 
 
@@ -169,11 +188,18 @@ def _same_items(pred: Node, gold: Node) -> bool:
     left, right = items_of(pred), items_of(gold)
     if len(left) == len(right) == 1:
         return _same_single(left[0], right[0])
+    if len(right) == 1 and pred.op == "list" and "or" in pred.args[0] and _all_same(left):
+        return _same_single(left[0], right[0])
     if len(left) == 1 or len(right) == 1:
         return _list_against_one(left, right)
     if len(left) != len(right):
         return False
     return _same_lists(left, right)
+
+
+def _all_same(items: list[Item]) -> bool:
+    """`\\frac{1}{2} \\text{ or } 0.5` is one answer."""
+    return all(name == items[0][0] and _quiet(same_one, value, items[0][1]) for name, value in items)
 
 
 def _same_single(pred: Item, gold: Item) -> bool:
@@ -238,7 +264,7 @@ def _expanded(parts: list[Node]) -> list[Node]:
 # -- one value against one value -------------------------------------------------------------------------------
 def same_one(pred: Node, gold: Node) -> bool:
     """One value of a list against another."""
-    pred, gold = _scaled(pred), _scaled(gold)
+    pred, gold = combined(pred), combined(gold)
     if pred == gold:
         return True
     if pred.op == "set" and gold.op == "set":
@@ -248,8 +274,8 @@ def same_one(pred: Node, gold: Node) -> bool:
         return (
             len(one.args) == 1 and (other.op == "tuple" or other.op not in STRUCTURES) and same_one(one.args[0], other)
         )
-    if "tuple" in (pred.op, gold.op) or "matrix" in (pred.op, gold.op):
-        return _same_vectors(pred, gold)
+    if has_part(pred, gold, "tuple", "matrix"):
+        return same_vectors(pred, gold, same_one) or _same_choose(pred, gold)
     if pred.op in _SET_OPS or gold.op in _SET_OPS:
         return _same_set_expressions(pred, gold)
     if "rel" in (pred.op, gold.op):
@@ -257,14 +283,20 @@ def same_one(pred: Node, gold: Node) -> bool:
     return same_scalar(pred, gold)
 
 
-def _scaled(node: Node) -> Node:
-    """`\\frac{1}{2}` times a matrix, cell by cell."""
-    matrices = [factor for factor in node.args if factor.op == "matrix"] if node.op == "mul" else []
-    if len(matrices) != 1:
-        return node
-    scale = tuple(factor for factor in node.args if factor is not matrices[0])
-    rows, columns, *cells = matrices[0].args
-    return Node("matrix", (rows, columns, *(Node("mul", (*scale, cell)) for cell in cells)))
+def has_part(pred: Node, gold: Node, *ops: str) -> bool:
+    """Whether one of the two is a vector or a product with one."""
+    return any(
+        node.op in ops or (node.op == "mul" and any(part.op in ops for part in node.args)) for node in (pred, gold)
+    )
+
+
+def _same_choose(pred: Node, gold: Node) -> bool:
+    """`C(10, 3)` is a point with a name, and a number of combinations."""
+    for point, value in ((pred, gold), (gold, pred)):
+        head = point.args[0] if point.op == "mul" and len(point.args) == 2 else None
+        if head == Node("sym", ("C",)) and point.args[1].op == "tuple" and len(point.args[1].args) == 4:
+            return value.op not in STRUCTURES and same_scalar(Node("fn", ("binom", *point.args[1].args[2:])), value)
+    return False
 
 
 def _same_sets(pred: Node, gold: Node) -> bool:
@@ -277,28 +309,6 @@ def _unique(values: list[Node]) -> list[Node]:
         if len(kept) > MAX_UNSORTED or not any(_quiet(same_one, value, other) for other in kept):
             kept.append(value)
     return kept
-
-
-def _same_vectors(pred: Node, gold: Node) -> bool:
-    left, right = _cells(pred), _cells(gold)
-    if left is None or right is None or not _same_shape(pred, gold):
-        return False
-    return _same_ordered(left, right)
-
-
-def _cells(node: Node) -> list[Node] | None:
-    return list(node.args[2:]) if node.op in ("tuple", "matrix") else None
-
-
-def _same_shape(pred: Node, gold: Node) -> bool:
-    """Brackets must agree exactly, but a column vector may be written as a tuple."""
-    if pred.op == gold.op == "matrix":
-        return pred.args[:2] == gold.args[:2]
-    if pred.op == gold.op:
-        round_brackets = {("(", ")"), ("<", ">")}
-        return pred.args[:2] == gold.args[:2] or {pred.args[:2], gold.args[:2]} <= round_brackets
-    matrix, row = (pred, gold) if pred.op == "matrix" else (gold, pred)
-    return 1 in matrix.args[:2] and row.args[:2] in (("(", ")"), ("<", ">"))
 
 
 def _same_set_expressions(pred: Node, gold: Node) -> bool:

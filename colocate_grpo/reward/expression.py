@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from colocate_grpo.reward.node import TEN, Node, neg, num
@@ -16,7 +17,7 @@ _GREEK = words(
 )
 _FUNCTIONS = words(
     "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth log ln lg exp det gcd lcm max min"
-    " asin acos atan abs floor ceil sgn arg Re Im deg"
+    " asin acos atan abs floor ceil sgn arg Re Im deg cis"
 )
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
@@ -217,10 +218,10 @@ class ExpressionParser:
         return self._postfixes(self.atom())
 
     def _postfixes(self, node: Node) -> Node:
-        while True:
+        for _ in range(MAX_DEPTH):
             if self.is_op("!") and self.peek().text != "=":
                 self.next()
-                node = Node("fn", ("factorial", node))
+                node = self._factorial(node)
             elif self.is_op("^", "**"):
                 node = self._power(node)
             elif self.is_op("_") and node.op == "num" and self.tokens[self.at - 1].text == ")":
@@ -232,6 +233,11 @@ class ExpressionParser:
                 node = self._degrees(node)
             else:
                 return node
+        raise ParseError("nested too deeply")
+
+    def _factorial(self, node: Node) -> Node:
+        """After the `!`: `7!!` is 7 times 5 times 3."""
+        return Node("fn", ("double_factorial" if self.accept("!") else "factorial", node))
 
     def _power(self, base: Node) -> Node:
         self.next()
@@ -264,9 +270,10 @@ class ExpressionParser:
         while self.is_op("-", "+"):
             negative ^= self.next().text == "-"
         node = self.atom()
-        while self.is_op("!"):
-            self.next()
-            node = Node("fn", ("factorial", node))
+        for _ in range(MAX_DEPTH):
+            if not self.accept("!"):
+                break
+            node = self._factorial(node)
         if self.is_op("^", "**"):
             node = self._power(node)
         self.depth -= 1
@@ -291,6 +298,9 @@ class ExpressionParser:
             node = self._scientific(text)
             if node is not None:
                 return node
+        if "." in text and self.is_cmd("ldots", "dots", "cdots") and (value := ongoing(text)) is not None:
+            self.next()
+            return num(value)
         if "." in text or self.is_op("."):
             if self.is_cmd("overline", "dot", "bar"):
                 return self._repeating(text)
@@ -313,16 +323,26 @@ class ExpressionParser:
 
     def _repeating(self, text: str) -> Node:
         """`0.1\\overline{6}` and `0.\\dot{3}` as exact fractions."""
-        self.next()
+        return num(repeating(text if "." in text else text + ".", self._repeating_block()))
+
+    def _repeating_block(self) -> str:
+        """The digits under a bar, or from the first to the last of those with a dot: `\\dot{1}4285\\dot{7}`."""
+        dotted = self.next().text == "dot"
         digits = self._braced_digits()
-        decimals = len(text.partition(".")[2])
-        block = Fraction(_integer(digits), (10 ** len(digits) - 1) * 10**decimals)
-        return num(Fraction(text + "0") + block if text.endswith(".") else Fraction(text) + block)
+        ahead = 1 if self.token.kind == "num" else 0
+        if dotted and self.peek(ahead).text == "dot":
+            between = self.next().text if ahead else ""
+            self.next()
+            digits += between + self._braced_digits()
+        return digits
 
     def _braced_digits(self) -> str:
-        self.expect("{")
+        braced = self.accept("{")
         digits = self.next().text
-        self.expect("}")
+        if braced:
+            self.expect("}")
+        elif len(digits) > 1:  # TeX takes one digit
+            raise ParseError("repeating block")
         if not digits.isdigit() or len(digits) > 500:
             raise ParseError("repeating block")
         return digits
@@ -352,6 +372,21 @@ class ExpressionParser:
     # -- hooks for structure.py --------------------------------------------------------------------------------
     def atom(self) -> Node:
         raise NotImplementedError
+
+
+_ONGOING = re.compile(r"([0-9]*\.[0-9]*?)(([0-9])\3{2,}|([0-9]{2,12}?)\4+)\Z")
+
+
+def ongoing(text: str) -> Fraction | None:
+    """`0.1666` before dots as one sixth: a last digit three times, or a last block twice; None without such an end."""
+    match = _ONGOING.match(text) if len(text) <= 60 else None
+    return repeating(match[1], match[3] or match[4]) if match else None
+
+
+def repeating(head: str, block: str) -> Fraction:
+    """The decimal `head` with `block` again and again after it."""
+    decimals = len(head.partition(".")[2])
+    return Fraction(head + "0") + Fraction(_integer(block), (10 ** len(block) - 1) * 10**decimals)
 
 
 def _integer(digits: str) -> int:

@@ -20,7 +20,9 @@ def _analytic(name: str) -> Callable[..., Number]:
     function = getattr(context, name)
 
     def value(self: Evaluator, argument: Number) -> Number:
-        argument = self.real(argument)
+        rounded, argument = not is_exact(argument), self.real(argument)
+        if rounded and argument:  # the error of the argument, seen where the value is (nearly) zero: sin(pi)
+            self.high = max(self.high, context.mag(argument))
         if abs(context.mag(argument)) > 64 if argument else False:
             raise Undecided(f"{name} of a huge or tiny number")
         try:
@@ -71,6 +73,12 @@ def _factorial(self: Evaluator, argument: Number) -> Number:
             return math.factorial(argument)
         self.rounded = True
     return _gamma(self, argument + 1)
+
+
+def _double_factorial(self: Evaluator, argument: Number) -> Number:
+    if not isinstance(argument, int) or not 0 <= argument <= MAX_FACTORIAL:
+        raise Undecided("double factorial")
+    return math.prod(range(argument, 0, -2))
 
 
 def _gamma(self: Evaluator, argument: Number) -> Number:
@@ -160,6 +168,7 @@ FUNCTIONS: dict[str, Callable[..., Number]] = {
     "lg": lambda self, x: _logarithm(self, x, 10),
     "root": _root,
     "factorial": _factorial,
+    "double_factorial": _double_factorial,
     "binom": _binomial,
     "abs": _absolute,
     "determinant": _determinant,

@@ -20,7 +20,7 @@ from colocate_grpo.reward.tokens import ParseError
 from colocate_grpo.trajectory import Verdict
 
 MAX_ANSWER_CHARS = 200_000
-_QUALIFIER = re.compile(r"(?<=\S)\s*,?\s*\\text\{\s*,?\s*(?:for|where|with)\b")
+_QUALIFIER = re.compile(r"(?<=\S)\s*(?:,\s*)?\\text\{\s*[,(]?\s*(?:for|where|with|because|since|(?:is|are) the only)\b")
 MIN_ROUNDED_DIGITS = 12  # a decimal with this many digits may stand for a fraction that does not end
 
 CORRECT, WRONG = Verdict(1.0, "correct"), Verdict(0.0, "wrong")

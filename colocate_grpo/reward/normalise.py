@@ -7,6 +7,7 @@ import unicodedata
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ", "0123456789+-ni", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SMALL_FRACTION = re.compile(f"([{''.join(_SUPERSCRIPTS)}]+)[⁄/∕]([{''.join(_SUBSCRIPTS)}]+)")
 _SUPER_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
 _SUB_RUN = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 
@@ -19,6 +20,8 @@ _SYMBOLS = {
     "，": ",",
     "✓": "",
     "º": r"^\circ ",
+    "˚": r"^\circ ",
+    "₹": r"\text{rupees }",
     "×": r"\times ",
     "·": r"\cdot ",
     "⋅": r"\cdot ",
@@ -109,7 +112,8 @@ _TABLE = str.maketrans(_SYMBOLS)
 _SPACING = {"\\,", "\\;", "\\:", "\\>", "\\ ", "~", "\\quad", "\\qquad", "\\enspace", "\\thinspace", "\\/", "\\nobreak"}
 _DROPPED = (
     "middle|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|bigg|Bigg|big|Big|displaystyle|textstyle"
-    "|scriptstyle|scriptscriptstyle|limits|nolimits|strut|checkmark|hfill|rm|bf|it|boldmath|normalsize|large|Large|tiny|small"
+    "|scriptstyle|scriptscriptstyle|limits|nolimits|strut|checkmark|hfill|rm|bf|it|boldmath|normalsize|large|Large|LARGE|huge|Huge|tiny|small"
+    "|blacksquare|therefore"
 )
 _COMMAND = re.compile(
     rf"\\\\|\\(?:left|right)(?![a-zA-Z])\.?|\\(?:{_DROPPED})(?![a-zA-Z])|\\[,;:> !/]|~"
@@ -121,9 +125,43 @@ _RENAMED = {r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\neq": r"\ne", r"\le
 _RENAMED |= {r"\geqslant": r"\ge", r"\geq": r"\ge", r"\le": r"\le", r"\ge": r"\ge"}
 _RENAMED |= {r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac"}
 
+_WORD = r"\\(?:text|mathrm)\{ ?([a-zA-Z]+) ?\}"
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\,)\s*(?:\\!)?\s*(?=[0-9]{3}(?![0-9]))")
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.,/^_ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")
 _COMMA_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
+_FRACTION_OF_WORDS = re.compile(rf"\\frac\{{{_WORD}\}}\{{{_WORD}\}}")
+_ORDINALS = {"st": "1", "nd": "2", "rd": "3", "th": "0-9"}
+# (what must occur, where exactly, what stands there instead): each pattern is linear in the text.
+_REWRITES: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    ("{}", re.compile(r"(?<![a-zA-Z^_}])\{\}"), ""),
+    ("{.}", re.compile(r"\{\.\}"), "."),
+    ("\\cr", re.compile(r"\\cr(?![a-zA-Z])"), r"\\\\"),
+    ("\\\\[", re.compile(r"(\\\\)\[-?[0-9.]+ ?[a-z]{2}\]"), r"\1"),
+    ("\\tag", re.compile(r"\\tag\*?\{[^{}]*\}"), ""),
+    ("\\label", re.compile(r"\\label\{[^{}]*\}"), ""),
+    ("space{", re.compile(r"\\[hv]space\*?\{[^{}]*\}"), " "),
+    ("phantom{", re.compile(r"\\[hv]?phantom\{[^{}]*\}"), ""),
+    ("{aligned}", re.compile(r"\\(?:begin|end)\{aligned\}"), ""),
+    ("{equation", re.compile(r"\\(?:begin|end)\{equation\*?\}"), ""),
+    ("\\boxed", re.compile(r"^\\boxed(?=[^{a-zA-Z])"), ""),
+    ("\\over", re.compile(r"^([^{}\\]*)\\over(?![a-zA-Z])([^{}\\]*)$"), r"\\frac{\1}{\2}"),
+    ("U", re.compile(r"(?:(?<=[)\]])|(?<=\\\})) ?(?:U|\\(?:text|mathrm)\{ ?U ?\}) ?(?=[\[({\\])"), r"\\cup "),
+    ("**", re.compile(r"^\*\*([A-Za-z ]+:?)\*\*"), r"\1"),
+    ("$", re.compile(r"(?<![\\$])\$(?! )([^$]*[^$ \\])\$(?![0-9$])"), r"\1"),
+    ("Rs", re.compile(r"\bRs\.? ?(?=[0-9])"), r"\\text{rupees }"),
+    ("(or ", re.compile(r"\(or ([^()]*)\)$"), r", \\text{or }\1"),
+    # `k\pi (k \in \mathbb{Z})`
+    ("\\in", re.compile(r"(?<=[^\\ ,])[ ,]*\(([a-zA-Z]) ?(\\in(?![a-z])[^()]*)\)$"), r", \1\2"),
+    # `3rd`, `4^{th}`, `21^{\text{st}}`
+    *(
+        (suffix, re.compile(rf"(?<=[{digits}])(?:\^\{{?\\(?:text|mathrm)\{{{suffix}\}}\}}?|{suffix}\b)"), "")
+        for suffix, digits in _ORDINALS.items()
+    ),
+    ("^{th}", re.compile(r"(?<=[0-9])\^\{th\}"), ""),
+    # `\frac{\text{km}}{\text{h}}`
+    ("\\frac{\\text{", _FRACTION_OF_WORDS, r"\\text{ \1/\2}"),
+    ("\\frac{\\mathrm{", _FRACTION_OF_WORDS, r"\\text{ \1/\2}"),
+)
 _OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}")
 _COLOR = re.compile(r"\\(?:text)?color\{[^{}]*\}")
@@ -142,7 +180,10 @@ _WRAPPERS = (
     ('"', '"'),
     ("__", "__"),
     ("*", "*"),
+    ("''", "''"),
+    ("'", "'"),
 )
+_WRAPPER_STARTS = {opening[0] for opening, _ in _WRAPPERS}
 _MACRO_WRAPPERS: tuple[str, ...] = (
     r"\boxed{",
     r"\fbox{",
@@ -167,6 +208,9 @@ def clean(text: str) -> str:
     if " " in text:
         text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
         text = _CLOCK.sub(r"\1m", text)
+    for mark, pattern, instead in _REWRITES:
+        if mark in text:
+            text = pattern.sub(instead, text)
     if "{:}" in text or "{,}" in text:
         text = text.replace("{:}", ":").replace("{,}", ",")
     if "\\over" in text or "\\choose" in text:
@@ -180,11 +224,16 @@ def clean(text: str) -> str:
 def _unicode(text: str) -> str:
     if text.isascii():
         return text.replace("\0", "")
+    text = _SMALL_FRACTION.sub(lambda m: rf"\frac{{{_plain(m[1])}}}{{{_plain(m[2])}}}", text)
     text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m.group()) + "}", text)
     text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m.group()) + "}", text)
     text = "".join(_vulgar(c) for c in text.translate(_TABLE))
     text = unicodedata.normalize("NFKC", text).translate(_TABLE)
     return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+
+
+def _plain(small: str) -> str:
+    return unicodedata.normalize("NFKC", small).replace("−", "-")
 
 
 def _vulgar(char: str) -> str:
@@ -209,10 +258,10 @@ def unwrap(text: str) -> str:
     for _ in range(8):
         before = text
         text = _strip_trailing(text.strip())
-        for opening, closing in _WRAPPERS:
+        for opening, closing in _WRAPPERS if text[:1] in _WRAPPER_STARTS else ():
             if _wraps(text, opening, closing):
                 text = text[len(opening) : len(text) - len(closing)].strip()
-        for macro in _MACRO_WRAPPERS:
+        for macro in _MACRO_WRAPPERS if text[:1] == "\\" else ():
             if text.startswith(macro) and _closes_at_end(text, len(macro) - 1):
                 text = text[len(macro) : -1].strip()
         if text == before:

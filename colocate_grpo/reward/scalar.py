@@ -37,7 +37,8 @@ def _quantities(pred: Node, gold: Node) -> bool:
 def _other_measure(value: Node, units: list[tuple[str, int]]) -> bool:
     """A per cent is no number of years, and degrees are no length."""
     angle = units and units[0][0].lower() in ("rad", "radian", "radians")
-    return bool(units) and not angle and value.op in ("percent", "deg")
+    measured = any(exponent > 0 and build_unit([(word, 1)])[0] for word, exponent in units)
+    return measured and not angle and value.op in ("percent", "deg")
 
 
 def _clocks(pred: Node, gold: Node) -> bool:

@@ -8,6 +8,7 @@ from colocate_grpo.reward.atoms import AtomParser
 from colocate_grpo.reward.expression import MAX_DEPTH
 from colocate_grpo.reward.node import Node, num
 from colocate_grpo.reward.tokens import ParseError, Token, tokenize, words
+from colocate_grpo.reward.units import build_unit
 
 MAX_ITEMS = 4_000
 
@@ -21,7 +22,7 @@ _SEPARATORS = {"land": "and", "wedge": "and", "lor": "or", "vee": "or"}
 _CLOSING = {"(": (")", "]"), "[": ("]", ")", "["), "{": ("}",), "\\{": ("\\}", "}"), "]": ("[", "]")}
 _CHOICES = set("ABCDEFGHIJ")
 _DEGREE_WORDS = {"degree", "degrees", "deg", "度"}
-_MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # After a number these words are no unit: they change what is said.
 _STOP_WORDS = words(
     "and or if for where with when is not mod to approximately approx maybe perhaps possibly roughly about nearly"
@@ -72,11 +73,11 @@ class AnswerParser(AtomParser):
     def _separator(self) -> str:
         kind = None
         while True:
-            if self.is_op(",", ";", "&"):
+            if self.is_op(",", ";", "&", "\\&"):
                 self.next()
                 kind = kind or ","
-            elif self.is_word("and", "or", "和", "或"):
-                kind = "and" if self.next().text.lower() in ("and", "和") else "or"
+            elif self.is_word("and", "or"):
+                kind = "and" if self.next().text.lower() == "and" else "or"
             elif self.token.kind == "cmd" and self.token.text in _SEPARATORS:
                 kind = _SEPARATORS[self.next().text]
             elif kind is None:
@@ -97,6 +98,9 @@ class AnswerParser(AtomParser):
             self.next()
             ops.append(sign)
             members.append(self.operand())
+        if "implies" in ops:  # what follows from it is the answer
+            last = len(ops) - ops[::-1].index("implies")
+            ops, members = ops[last:], members[last:]
         return members[0] if not ops else Node("rel", (tuple(ops), *members))
 
     def _relation_sign(self) -> str | None:
@@ -132,7 +136,9 @@ class AnswerParser(AtomParser):
     def _quantity(self) -> Node:
         node = self.expr()
         if self.accept("\\%", "%"):
-            return Node("percent", (node,))
+            return self._percent(node)
+        if node.op == "num" and self.accept("\\$"):
+            return Node("quantity", (node, (("dollar", 1),)))
         if self._accept_modulus():
             return Node("cong", (node, self._modulus()))
         if self.is_op("(") and self.peek().kind == "word":
@@ -140,12 +146,17 @@ class AnswerParser(AtomParser):
         if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
             return node
         if self.token.text.lower() in _MULTIPLIERS:
-            node = Node("mul", (node, num(_MULTIPLIERS[self.next().text.lower()])))
+            node = _times(node, _MULTIPLIERS[self.next().text.lower()])
             if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
                 return node
         if self.is_word("percent", "百分之"):
             self.next()
-            return Node("percent", (node,))
+            return self._percent(node)
+        if self.is_word("per") and self.peek().text.lower() == "cent":
+            self.at += 2
+            return self._percent(node)
+        if self.is_word("in") and self.peek().text.lower() == "base":
+            self.next()
         if self.is_word("base"):
             return self._base_suffix(node)
         factors = self._unit_factors()
@@ -153,10 +164,33 @@ class AnswerParser(AtomParser):
             raise ParseError("words")  # `odd function` is no product with a unit
         if all(word.lower() in _DEGREE_WORDS for word, _ in factors):
             return Node("deg", (node,))
+        return self._compound(node, factors)
+
+    def _percent(self, node: Node) -> Node:
+        """`25\\%`, and what it is of or by: `25\\% increase`."""
+        percent = Node("percent", (node,))
+        if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
+            return percent
+        return Node("quantity", (percent, tuple(self._unit_factors())))
+
+    def _compound(self, node: Node, factors: list[tuple[str, int]]) -> Node:
+        """`5 ft 6 in` in feet: smaller units of the same measure are added."""
+        shape, size, _ = build_unit(factors)
+        while self.token.kind == "num" and self.peek().kind == "word":
+            other = build_unit([(self.peek().text, 1)])
+            if not shape or other[0] != shape or other[1] >= size:
+                break
+            part = self._number(self.next().text)
+            self.next()
+            node = Node("add", (node, Node("mul", (num(other[1] / size), part))))
         return Node("quantity", (node, tuple(factors)))
 
     def _unit_in_brackets(self, node: Node) -> Node:
         self.next()
+        if self.is_word("base"):
+            node = self._base_suffix(node)
+            self.expect(")")
+            return node
         factors = self._unit_factors()
         self.expect(")")
         return Node("quantity", (node, tuple(factors)))
@@ -171,7 +205,7 @@ class AnswerParser(AtomParser):
         """(word, exponent) pairs of `km/h`, `square cm`, `m^2`, `dollars per hour`."""
         factors: list[tuple[str, int]] = []
         sign, power = 1, 1
-        while self.token.kind == "word" or self.is_op("/"):
+        while self.token.kind == "word" or self.is_op("/") or self._multiplies_units():
             if self.accept("/") or self.is_word("per"):
                 sign = -1
                 self.at += self.is_word("per")
@@ -186,6 +220,13 @@ class AnswerParser(AtomParser):
             factors.append(self._unit_power(word, sign * power))
             sign, power = 1, 1
         return factors
+
+    def _multiplies_units(self) -> bool:
+        """`m \\cdot s^{-1}`"""
+        if not self.is_cmd("cdot", "times") or self.peek().kind != "word":
+            return False
+        self.next()
+        return True
 
     def _unit_power(self, word: str, power: int) -> tuple[str, int]:
         for prefix, exponent in (("平方", 2), ("立方", 3)):
@@ -257,11 +298,19 @@ class AnswerParser(AtomParser):
 
     def _skips_bound_variable(self) -> bool:
         """`\\{x : x > 2\\}` is what its condition says."""
-        mark = self.peek()
+        length = 1 + self._real_domain()
+        mark = self.peek(length)
         if self.token.kind != "let" or not ((mark.text in (":", "|") and mark.kind == "op") or mark.text == "mid"):
             return False
-        self.at += 2
+        self.at += length + 1
         return True
+
+    def _real_domain(self) -> int:
+        """Length of `\\in \\mathbb{R}` after the variable of a set, else 0."""
+        ahead = [self.peek(offset).text for offset in range(1, 6)]
+        if ahead[:3] == ["in", "mathbb", "R"]:
+            return 3
+        return 5 if ahead == ["in", "mathbb", "{", "R", "}"] else 2 if ahead[:2] == ["in", "R"] else 0
 
     def _conditions(self) -> Node:
         items, separators = [self.relation()], []
@@ -292,6 +341,12 @@ class AnswerParser(AtomParser):
             if len(items) > MAX_ITEMS:
                 raise ParseError("too many items")
         return items
+
+
+def _times(node: Node, factor: int) -> Node:
+    if node.op == "quantity":
+        return Node("quantity", (_times(node.args[0], factor), node.args[1]))
+    return Node("mul", (node, num(factor)))
 
 
 def _difference(node: Node) -> Node:

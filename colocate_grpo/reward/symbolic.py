@@ -98,6 +98,12 @@ def _series(name: str) -> Callable[..., Any]:
     return make
 
 
+def _limit(body: Node, variable: str, point: Node) -> Any:
+    import sympy
+
+    return sympy.Limit(build(body), _symbol(variable), build(point))
+
+
 def _integral(body: Node, variable: str, *bounds: Node) -> Any:
     import sympy
 
@@ -118,4 +124,5 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "sum": _series("Sum"),
     "prod": _series("Product"),
     "int": _integral,
+    "lim": _limit,
 }

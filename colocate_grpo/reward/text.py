@@ -10,9 +10,11 @@ from colocate_grpo.reward.tokens import PLAIN_FUNCTIONS
 _PHRASE = re.compile(
     r"(?P<text>\\text(?:bf|it|rm)?\{)?\s*(?:"
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
-    r"(?:answer|solution)(?:\s+is)?\s*[:=]?\s*(?=[^a-z\s])"
+    r"(?:answer|solution)(?:\s+is)?\s*(?:[:=]\s*)?(?=[^a-z\s]|[a-j]\Z)"
+    r"|(?:the\s+)?(?:points?|domain|range|interval|area|volume|length)\s*(?::\s*)?(?=[(\[{}$\\]|\d)"
+    r"|\\(?:implies|[Rr]ightarrow)\s*"
     r"|(?:option|choice)\s+(?=[}A-J\\(])"
-    r"|(?:最终)?答案(?:是|为|：|:)*\s*)",
+    r"|(?:最终)?(?:答案|故?选(?!手|举|择))(?:是|为|选|项|：|:)*\s*)",
     re.IGNORECASE,
 )
 _MACRO = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|mathrm|mathbf|operatorname|emph)\s*(?=\{)")
@@ -20,7 +22,11 @@ _PUNCTUATION = re.compile(r"(?<![0-9])[.,]|[.,](?![0-9])|[;:?'\"(){}\[\]$]|(?<=[
 _WORDS = re.compile(r"[^\W\d_](?:[^\W_]|[\s'.,;:?]|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2}))*\Z")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _MACRO_GROUP = re.compile(_MACRO.pattern.replace(r"(?=\{)", "") + r"\{([^{}]*)\}")
-_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_AND = re.compile(r"(?:,\s*and\b|,|\band\b|\\text\{\s*and\s*\})")
+_UNITS_PLACE = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_NUMBER_WORDS = ["zero", *_UNITS_PLACE[1:], *_TEENS, *(f"{ten} {one}".strip() for ten in _TENS for one in _UNITS_PLACE)]
 _SYNONYMS = {
     **dict.fromkeys(("no solution", "no solutions", "empty set", "the empty set", "none exist"), r"\emptyset"),
     **dict.fromkeys(("no real solution", "no real solutions", "there are no solutions"), r"\emptyset"),
@@ -28,12 +34,11 @@ _SYNONYMS = {
     **dict.fromkeys(("does not exist", "dne", "undefined", "not defined"), "undefined"),
     **dict.fromkeys(("infinity", "positive infinity"), r"\infty"),
     **dict.fromkeys(("negative infinity", "minus infinity"), r"-\infty"),
+    **dict.fromkeys(("infinite", "infinitely many", "infinitely many solutions"), r"\infty"),
     **{word: str(value) for value, word in enumerate(_NUMBER_WORDS)},
-    "eleven": "11",
-    "twelve": "12",
-    "fifteen": "15",
-    "twenty": "20",
-    "hundred": "100",
+    **{digit: str(value) for value, digit in enumerate("零一二三四五六七八九十")},
+    **dict.fromkeys(("hundred", "one hundred", "a hundred"), "100"),
+    **dict.fromkeys(("thousand", "one thousand", "a thousand"), "1000"),
 }
 
 
@@ -58,10 +63,18 @@ def as_text(text: str) -> str:
 
 def same_words(pred: str, gold: str) -> bool:
     """Whether both are the same words; a formula that happens to have the same letters is not words."""
-    if as_text(pred) != as_text(gold) or not _is_words(gold):
+    if (as_text(pred) != as_text(gold) and not _same_names(pred, gold)) or not _is_words(gold):
         return False
     # `abc` may be a product of symbols, which have a case.
     return len(gold) > 3 or gold.casefold() in ("yes", "no") or pred == gold
+
+
+def _same_names(pred: str, gold: str) -> bool:
+    """`Bob and Alice` are `Alice, Bob`."""
+    if not all("and" in text or "," in text for text in (pred, gold)):
+        return False
+    given, wanted = (sorted(as_text(name) for name in _AND.split(text)) for text in (pred, gold))
+    return len(wanted) > 1 and given == wanted
 
 
 def same_letters(pred: str, gold: str) -> bool:

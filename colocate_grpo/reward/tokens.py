@@ -33,7 +33,7 @@ _TOKEN = re.compile(
     r"|\\(?P<cmd>[a-zA-Z]+)\*?"
     r"|(?P<letters>[a-zA-Z]+)"
     r"|(?P<op>\\\\|\\[{}|%$&#_]|\*\*|<=|>=|!=|\.\.\.+|[-+*/^_=<>!(){}\[\],;:|%$&'.?])"
-    r"|(?P<cjk>[\u3400-\u9fff\uac00-\ud7a3\u3040-\u30ff]+)"
+    r"|(?P<cjk>[和或且]|(?:(?![和或且])[\u3400-\u9fff\uac00-\ud7a3\u3040-\u30ff])+)"
 )
 _TEXT_MACROS = {"text", "mbox", "textbf", "textit", "textrm", "textnormal", "textsf", "hbox", "mathrm", "operatorname"}
 _TEXT_MACROS |= {"rm", "texttt", "textup", "emph", "textsc"}
@@ -41,7 +41,7 @@ _PLAIN_MACROS = {"mathbf", "boldsymbol", "bm", "mathit", "mathsf", "mathtt", "ma
 
 PLAIN_FUNCTIONS = words(
     "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh asin acos atan"
-    " log ln lg exp sqrt cbrt gcd lcm binom abs floor ceil frac det sgn"
+    " log ln lg exp sqrt cbrt gcd lcm binom abs floor ceil frac det sgn cis"
 )
 _PLAIN_CONSTANTS = {
     "pi": "pi",
@@ -81,6 +81,7 @@ KEYWORDS = {
     "base",
 }
 _ALIASES = {"leqq": "le", "geqq": "ge", "empty": "emptyset", "lt": "<", "gt": ">", "ldotp": "ldots"}
+_JOINTS = {"和": "and", "且": "and", "或": "or"}
 _BRACKETS = {"lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")"}
 _RELATIONS = {"<=": "le", ">=": "ge", "!=": "ne", "leq": "le", "geq": "ge", "neq": "ne", "lt": "<", "gt": ">"}
 
@@ -123,7 +124,7 @@ def _simple(kind: str | None, value: str, spaced: bool) -> Token:
             return Token("op", _BRACKETS[value], spaced)
         return Token("cmd", _RELATIONS.get(value, _ALIASES.get(value, value)), spaced)
     if kind == "cjk":
-        return Token("word", value, spaced)
+        return Token("word", _JOINTS.get(value, value), spaced)
     if value in _RELATIONS:
         return Token("cmd", _RELATIONS[value], spaced)
     return Token("cmd", "ldots", spaced) if value.startswith("..") else Token("op", value, spaced)
@@ -181,6 +182,8 @@ def _is_unit(run: str, spaced: bool, after_number: bool) -> bool:
 
 
 def _after_value(out: list[Token]) -> bool:
+    if len(out) > 1 and out[-1].text == "cdot":  # `m \\cdot s^{-1}`
+        return out[-2].kind == "word"
     return bool(out) and (out[-1].kind in ("num", "word") or out[-1].text in (")", "}", "]", "^", "/", "pi"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 # name -> (dimension, size in the base unit of the dimension)
@@ -37,15 +38,24 @@ _OTHER: _Sizes = {
     "元": 1,
     "hz": 1,
     "Hz": 1,
-    "mph": 1,
-    "kph": 1,
+    **dict.fromkeys(("mph", "kph", "kmh", "kmph", "fps"), 1),
     "J": 1,
     "joule": 1,
     "N": 1,
     "newton": 1,
 }
 _OTHER |= {"W": 1, "watt": 1, "V": 1, "volt": 1, "A": 1, "amp": 1, "Pa": 1, "pascal": 1, "K": 1, "kelvin": 1, "acre": 1}
-_OTHER |= {"celsius": 1, "fahrenheit": 1, "rpm": 1, "mol": 1, "mole": 1, "pounds_sterling": 1, "yen": 1, "rad": 1}
+_OTHER |= {
+    "celsius": 1,
+    "fahrenheit": 1,
+    "rpm": 1,
+    "mol": 1,
+    "mole": 1,
+    "pounds_sterling": 1,
+    "rupee": 1,
+    "yen": 1,
+    "rad": 1,
+}
 _OTHER |= {"radian": 1, "Ω": 1, "ohm": 1, "kWh": 1, "calorie": 1, "bit": 1, "byte": 1}
 
 _TABLES: dict[str, _Sizes] = {"length": _LENGTH, "mass": _MASS, "time": _TIME, "money": _MONEY, "volume": _VOLUME}
@@ -55,7 +65,10 @@ UNITS: dict[str, tuple[str, Fraction]] = {
 UNITS |= {name: (name, Fraction(size)) for name, size in _OTHER.items()}
 UNITS |= {name + "s": value for name, value in list(UNITS.items()) if len(name) > 2 and name.isascii()}
 UNITS |= {"inches": UNITS["inch"], "feet": UNITS["foot"], "pennies": UNITS["penny"], "hrs": UNITS["hr"]}
-UNITS |= {"km/h": ("kph", Fraction(1)), "secs": UNITS["s"], "mins": UNITS["min"], "lbs": UNITS["lb"]}
+UNITS |= {"secs": UNITS["s"], "mins": UNITS["min"], "lbs": UNITS["lb"]}
+
+_RATES = {"mph": ("mile", "hour"), "kph": ("km", "hour"), "kmh": ("km", "hour"), "kmph": ("km", "hour")}
+_RATES |= {"fps": ("foot", "second")}
 
 # Words that say "the unit of the question": they agree with any unit.
 NEUTRAL = {"unit", "units"}
@@ -68,7 +81,7 @@ def build_unit(factors: list[tuple[str, int]]) -> Unit:
     """Canonical form of (word, exponent) pairs: dimensions, size in base units, words that are no unit."""
     dimensions: dict[str, int] = {}
     size, nouns = Fraction(1), set()
-    for word, exponent in factors:
+    for word, exponent in _without_rates(factors):
         known = UNITS.get(word) or UNITS.get(word.lower())
         if known is None:
             if word.lower() not in NEUTRAL:
@@ -78,6 +91,15 @@ def build_unit(factors: list[tuple[str, int]]) -> Unit:
         size *= known[1] ** exponent
     shape = tuple(sorted((name, power) for name, power in dimensions.items() if power))
     return shape, size, frozenset(nouns)
+
+
+def _without_rates(factors: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """`mph` as miles per hour."""
+    for word, exponent in factors:
+        way, time = _RATES.get(word.lower(), (word, None))
+        yield way, exponent
+        if time is not None:
+            yield time, -exponent
 
 
 def conversion(pred: Unit, gold: Unit) -> Fraction | None:

@@ -38,6 +38,10 @@ def rewritings(gold: str) -> dict[str, str]:
             "named": f"x = {gold}",
             "unit": gold + r"\text{ cm}",
             "text": rf"\text{{{gold}}}",
+            "empty group": f"{{}}{gold}",
+            "computed": f"{int(gold) - 3} + 3 = {gold}",
+            "price": rf"\${gold}",
+            "half of twice": rf"\frac{{{2 * int(gold)}}}{{2}}",
         }
     if r"\left" not in gold:
         forms["left right"] = gold.replace("(", r"\left(").replace(")", r"\right)")

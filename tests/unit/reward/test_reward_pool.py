@@ -127,6 +127,8 @@ def test_large_and_strange_answers(pool: RewardPool, text: str) -> None:
 def test_sympy_decides_what_the_evaluator_cannot(pool: RewardPool) -> None:
     assert pool.submit_answer(r"\int_0^1 2x\,dx", "1").result(timeout=60).reason == "correct"
     assert pool.submit_answer(r"\int_0^1 2x\,dx", "2").result(timeout=60).reason == "wrong"
+    assert pool.submit_answer(r"\lim_{x \to 0} \frac{\sin x}{x}", "1").result(timeout=60).reason == "correct"
+    assert pool.submit_answer(r"\lim_{x \to 0} \frac{\sin x}{x}", "0").result(timeout=60).reason == "wrong"
     assert (
         pool.submit_answer(r"\sum_{k=1}^{\infty} \frac{1}{k^2}", r"\frac{\pi^2}{6}").result(timeout=60).reason
         == "correct"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from fractions import Fraction
 
@@ -50,6 +51,53 @@ def test_terminating_decimals_are_fractions(whole: int, places: int, digits: int
     text = f"{whole}.{digits:0{places + 6}d}"
     assert right(text, latex(Fraction(text)))
     assert not right(text + "1", latex(Fraction(text)))
+
+
+@SLOW_MACHINE
+@given(st.integers(0, 99), st.text("0123456789", max_size=3), st.text("0123456789", min_size=1, max_size=6))
+def test_repeating_decimals_are_fractions(whole: int, head: str, block: str) -> None:
+    scale, nines = 10 ** len(head), 10 ** len(block) - 1
+    value = whole + Fraction(int(head or "0"), scale) + Fraction(int(block), nines * scale)
+    start, gold = f"{whole}.{head}", latex(value)
+    dotted = rf"\dot{{{block[0]}}}{block[1:-1]}" + (rf"\dot{{{block[-1]}}}" if len(block) > 1 else "")
+    for form in (rf"\overline{{{block}}}", dotted, block * 3 + "...", block * 4 + r"\ldots"):
+        assert right(start + form, gold), form
+    assert right(start + block, gold) == (int(block) == 0)
+    assert not right(start + rf"\overline{{{block}}}", latex(value + Fraction(1, 10**13)))
+
+
+@SLOW_MACHINE
+@given(fractions, fractions)
+def test_a_computation_is_its_result_when_it_is_true(a: Fraction, b: Fraction) -> None:
+    assert right(f"{latex(a)} + ({latex(b)}) = {latex(a + b)}", latex(a + b))
+    assert not right(f"{latex(a)} + ({latex(b)}) = {latex(a + b + 1)}", latex(a + b + 1))
+    assert not right(f"{latex(a)} = {latex(a)}", latex(a))
+
+
+@SLOW_MACHINE
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**6), st.integers(30, 200))
+def test_zeros_of_sine_and_cosine(turns: int, factor: int, digits: int) -> None:
+    assert right(rf"\sin({turns}\pi)", "0")
+    assert right(rf"{factor}\cos({turns}\pi + \frac{{\pi}}{{2}})", "0")
+    assert not right(rf"\sin({turns}\pi + 10^{{-{digits}}})", "0")
+
+
+@SLOW_MACHINE
+@given(st.integers(1, 40), st.data())
+def test_combinations_in_every_notation(n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    value = math.comb(n, k)
+    for form in (rf"\binom{{{n}}}{{{k}}}", rf"C_{{{n}}}^{{{k}}}", f"C({n},{k})"):
+        assert right(form, str(value)), form
+        assert not right(form, str(value + 1))
+    assert right(rf"A_{{{n}}}^{{{k}}}", str(math.perm(n, k)))
+
+
+@SLOW_MACHINE
+@given(st.integers(0, 20), st.integers(1, 11))
+def test_compound_lengths(feet: int, inches: int) -> None:
+    assert right(f"{feet} ft {inches} in", rf"{12 * feet + inches}\text{{ inches}}")
+    assert not right(f"{feet} ft {inches} in", rf"{12 * feet + inches + 1}\text{{ inches}}")
 
 
 polynomials = st.lists(st.integers(-20, 20), min_size=1, max_size=5)
