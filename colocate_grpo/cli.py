@@ -105,9 +105,12 @@ def export(
     out: Annotated[Path, typer.Argument(help="Directory to write.")],
 ) -> None:
     """Write a Hugging Face directory of a run's newest checkpoint (or of the given one)."""
+    import warnings
+
     from colocate_grpo.report.model_card import write_export_card
     from colocate_grpo.weights.export import export_hf
 
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's and Megatron's word to each other
     exported = export_hf(source, out)
     write_export_card(source, exported)
     Console(stderr=True).print(f"exported to {exported}", highlight=False, soft_wrap=True)
@@ -143,7 +146,7 @@ def demo_model(
 @data.command("check")
 def data_check(
     path: Annotated[Path, typer.Argument(help="jsonl or parquet file.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Model directory, to render and count tokens.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Model directory or hub name, to render and count.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config", help="Take data.* from this configuration.")] = None,
 ) -> None:
     """Rows, unique rows, lengths, label kinds, one rendered prompt, and every broken line."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -18,6 +20,17 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A data file, model directory or run directory that cannot be used."""
+
+
+def writable_directory(path: Path) -> Path:
+    """`path`, made if need be; DataError where a user named a place that cannot be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: not a directory that can be written ({error.strerror})") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: not a directory that can be written (Permission denied)")
+    return path
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -9,10 +9,16 @@ from rich.progress import Progress
 
 from colocate_grpo.demo.recipe import make_demo
 from colocate_grpo.demo.warmup import WarmUp
+from colocate_grpo.errors import DataError, writable_directory
+
+MADE = {"model", "model.partial", "train.jsonl", "eval.jsonl"}
 
 
 def run_demo_model(out_dir: Path, seed: int) -> int:
-    """Run the recipe and say what it made; returns the exit code."""
+    """Run the recipe and say what it made; returns the exit code. DataError where it would write over other files."""
+    others = sorted({file.name for file in writable_directory(out_dir).iterdir()} - MADE)
+    if others:
+        raise DataError(f"{out_dir}: holds other files ({others[0]}); name a directory of its own")
     plan, console = WarmUp(), Console()
     with Progress(console=console) as progress:
         task = progress.add_task("warm-up", total=plan.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from colocate_grpo.errors import writable_directory
 from colocate_grpo.report.chronicle import chronicle_section
 from colocate_grpo.report.cost import cost_section
 from colocate_grpo.report.data_use import data_section
@@ -35,8 +36,7 @@ def write_report(
     """
     run = load_record(run_dir)
     text = compose(run, reference, compare)
-    directory = Path(out) if out else run.run_dir / "report"
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = writable_directory(Path(out) if out else run.run_dir / "report")
     (directory / PICTURE).write_bytes(draw(run, LIGHT, "png"))
     pictures = {PICTURE: (draw(run, LIGHT, "svg"), draw(run, DARK, "svg"))}
     (directory / HTML).write_text(page(text, f"{run.name}: experiment report", pictures), encoding="utf-8")

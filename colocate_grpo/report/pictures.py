@@ -167,10 +167,10 @@ def _finish(axes: Axes, x_label: str, *, percent: bool = False, empty: bool, mor
         axes.spines[spine].set_visible(False)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if empty:
+    handles, labels = axes.get_legend_handles_labels()
+    if empty or not (handles or more):
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", fontsize=12)
         return
-    handles, labels = axes.get_legend_handles_labels()
     if more is not None:
         more.spines["top"].set_visible(False)
         extra = more.get_legend_handles_labels()

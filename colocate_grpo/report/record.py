@@ -89,12 +89,21 @@ def load_record(run_dir: Path) -> RunRecord:
         raise DataError(f"{run_dir}: not a run directory: neither config.yaml nor {metrics.FILE_NAME} is there")
     return RunRecord(
         run_dir=run_dir,
-        config=yaml.safe_load(config_file.read_text()) if config_file.exists() else {},
+        config=_read_config(config_file),
         rows=rows.rows,
         counted=view(rows.rows),
         events=happened.rows,
         damaged=rows.damaged + happened.damaged,
     )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The options of a run, empty where there are none to read: its rows are worth a report without them."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def attempts(run: RunRecord) -> dict[int, list[Row]]:
@@ -108,7 +117,7 @@ def attempts(run: RunRecord) -> dict[int, list[Row]]:
 
 def _missing(run: RunRecord) -> Iterator[str]:
     if not run.config:
-        yield "`config.yaml` is missing: the configuration and everything read from it is left out."
+        yield "`config.yaml` is missing or damaged: the configuration and everything read from it is left out."
     if not run.counted.steps:
         yield "No finished step is recorded: there are no training figures and no curves."
     elif len(run.counted.steps) == 1:

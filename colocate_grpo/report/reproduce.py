@@ -109,5 +109,5 @@ def _differences(run: RunRecord, name: str, others: dict[str, Any]) -> str:
 
 def _defaults(run: RunRecord) -> dict[str, Any]:
     """The schema's defaults, with this run's model and data, which have none."""
-    required = {"model": {"path": run.option("model.path")}, "data": {"train": run.option("data.train")}}
+    required = {"model": {"path": run.option("model.path") or ""}, "data": {"train": run.option("data.train") or ""}}
     return Config.model_validate(required).model_dump(mode="json")

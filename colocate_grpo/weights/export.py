@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,13 @@ from torch import Tensor
 from colocate_grpo.checkpoint.store import CheckpointStore
 from colocate_grpo.config import Config
 from colocate_grpo.config_file import load_config
-from colocate_grpo.errors import DataError
+from colocate_grpo.errors import DataError, writable_directory
 from colocate_grpo.hub import resolve_model
 from colocate_grpo.weights.hf import buckets
 
 SHARD_BYTES = 4 * 2**30
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+OWN_SHARD = re.compile(r"model-\d{5}\.safetensors")
 INDEX = "model.safetensors.index.json"
 
 
@@ -71,8 +73,14 @@ def checkpoint_tensors(config: Config, model_dir: Path, directory: Path) -> Iter
 
 
 def write_hf(tensors: Iterator[tuple[str, Tensor]], model_dir: Path, out: Path) -> Path:
-    """Shards of at most 4 GiB with an index, beside the original configuration and tokenizer files."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Shards of at most 4 GiB with an index, beside the original configuration and tokenizer files.
+
+    Raises DataError where `out` cannot be written or holds another model: the one that is trained, for example.
+    """
+    others = [file.name for file in out.glob("*.safetensors") if not OWN_SHARD.fullmatch(file.name)]
+    if others:
+        raise DataError(f"{out}: holds another model already ({others[0]}); name another directory")
+    writable_directory(out)
     for pattern in MODEL_FILES:
         for file in model_dir.glob(pattern):
             if file.name != INDEX:
