@@ -15,25 +15,27 @@ from colocate_grpo.config import DataConfig
 from colocate_grpo.data import asks_for_form, load_tokenizer, messages_of, render, tokenize
 from colocate_grpo.data_file import BrokenRow, Message, Row, describe_broken, read_rows
 from colocate_grpo.errors import UserError
+from colocate_grpo.hub import resolve_data, resolve_tokenizer
 
 SHOWN_BROKEN = 20
 SHOWN_CHARACTERS = 20_000
 
 
-def run_data_check(path: Path, tokenizer: Path | None = None, settings: DataConfig | None = None) -> int:
+def run_data_check(path: Path, tokenizer: str | None = None, settings: DataConfig | None = None) -> int:
     """Print the report; exit code 2 when a row is broken, or too long under the policy `error`, else 0.
 
-    With a model directory in `tokenizer`, prompts are rendered by its chat template and counted in tokens.
+    With a model directory or hub name in `tokenizer`, prompts are rendered by its chat template and counted in tokens.
     """
     settings = settings or DataConfig.model_validate({"train": str(path)})
-    rows = list(read_rows(path, settings.prompt_key, settings.label_key))
+    model_dir = resolve_tokenizer(tokenizer) if tokenizer else None
+    rows = list(read_rows(resolve_data(str(path), "data check"), settings.prompt_key, settings.label_key))
     good = [row for row in rows if isinstance(row, Row)]
     broken = [row for row in rows if isinstance(row, BrokenRow)]
     report = _Report(Console(soft_wrap=True))
     report.counts(good, broken)
     ok = bool(good) and not broken
     if good:
-        ok &= _check_prompts(report, good, settings, load_tokenizer(tokenizer) if tokenizer else None)
+        ok &= _check_prompts(report, good, settings, load_tokenizer(model_dir) if model_dir else None)
     else:
         report.error("no usable row")
     return 0 if ok else UserError.exit_code

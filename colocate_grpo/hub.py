@@ -17,6 +17,7 @@ from colocate_grpo.errors import ConfigError
 
 HUBS = ("hf", "modelscope")
 MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+TOKENIZER_FILES = [pattern for pattern in MODEL_FILES if pattern != "*.safetensors"]
 Download = Callable[[str, str, str | None, list[str]], str]
 
 
@@ -36,6 +37,17 @@ def resolve_data(path: str, key: str = "data.train") -> Path:
         return Path(path)
     match = _check(re.fullmatch(r"([\w.-]+/[\w.-]+)/(.+)", name), key, path, f"{hub}:OWNER/NAME/FILE")
     return _resolve(key, hub, "dataset", match[1], None, [match[2]]) / match[2]
+
+
+def resolve_tokenizer(path: str, key: str = "--tokenizer") -> Path:
+    """Local directory of a model's small files, downloaded if need be. ConfigError names `key`."""
+    hub, name = _split(path)
+    if hub is None:
+        if not Path(path).is_dir():
+            raise ConfigError(f"{key}: {path} is no directory (give a model directory, or hf:OWNER/NAME)")
+        return Path(path)
+    _check(re.fullmatch(r"[\w.-]+/[\w.-]+", name), key, path, f"{hub}:OWNER/NAME")
+    return _resolve(key, hub, "model", name, None, TOKENIZER_FILES)
 
 
 def cache_directory() -> Path:
@@ -75,7 +87,7 @@ def _resolve(key: str, hub: str, kind: str, name: str, revision: str | None, pat
 
 
 def _receipt(hub: str, kind: str, name: str, revision: str | None, patterns: list[str]) -> Path:
-    what = "--".join([hub, kind, name, revision or "default", *(patterns if kind == "dataset" else [])])
+    what = "--".join([hub, kind, name, revision or "default", *(patterns if patterns != MODEL_FILES else [])])
     return cache_directory() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', what)}.json"
 
 

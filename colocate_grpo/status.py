@@ -173,7 +173,9 @@ def _warnings(run: RunDirectory) -> list[str]:
             told.append(
                 f"step {event.get('step')}: guard {event.get('name')} ({event.get('action')}): {event.get('message')}"
             )
-        elif event["kind"] in ("engine_lost", "save_failed", "checkpoint_skipped", "rollback"):
+        elif event["kind"] == "rollback":
+            told.append(f"rolled back from step {event.get('from')} to {event.get('step')}: {event.get('reason')}")
+        elif event["kind"] in ("engine_lost", "save_failed", "checkpoint_skipped"):
             detail = event.get("error") or event.get("reason") or event.get("message") or ""
             told.append(f"{event['kind']}: {event.get('path') or event.get('engine') or ''} {detail}".strip())
     return told[-5:]

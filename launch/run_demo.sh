@@ -6,10 +6,11 @@ set -euo pipefail
 case " $* " in *rollout.engine=sglang*) extras=sglang ;; *) extras= ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "$extras"
 
-run_dir=$(colocate-grpo config show configs/demo.yaml "$@" | python -c '
+resolved=$(colocate-grpo config show configs/demo.yaml "$@")
+run_dir=$(python -c '
 import sys, yaml
 run = yaml.safe_load(sys.stdin)["run"]
-print(run["dir"] or "runs/" + run["name"])')
+print(run["dir"] or "runs/" + run["name"])' <<<"$resolved")
 [ -e runs/demo_model/model/config.json ] || colocate-grpo demo-model runs/demo_model
 colocate-grpo train configs/demo.yaml "$@"
 colocate-grpo report "$run_dir"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colocate_grpo.data_check import run_data_check
-from colocate_grpo.errors import DataError
+from colocate_grpo.errors import ConfigError, DataError
 
 
 def test_a_good_file(write, tokenizer, tmp_path, capsys, settings):
@@ -15,7 +15,7 @@ def test_a_good_file(write, tokenizer, tmp_path, capsys, settings):
         {"prompt": "one \\boxed{}", "label": 1},
         {"prompt": "two \\boxed{}", "label": "\\pi"},
     )
-    assert run_data_check(path, tokenizer=tmp_path / "model") == 0
+    assert run_data_check(path, tokenizer=str(tmp_path / "model")) == 0
     out = capsys.readouterr().out
     assert "unique prompts  2 (1 duplicates)" in out
     assert "integer 2, text 1" in out
@@ -47,8 +47,8 @@ def test_too_long_prompts_follow_the_policy(write, tokenizer, tmp_path, capsys, 
         settings(path, max_prompt_tokens=50),
         settings(path, max_prompt_tokens=50, overlong_prompts="drop"),
     )
-    assert run_data_check(path, tmp_path / "model", refused) == 2
-    assert run_data_check(path, tmp_path / "model", dropped) == 0
+    assert run_data_check(path, str(tmp_path / "model"), refused) == 2
+    assert run_data_check(path, str(tmp_path / "model"), dropped) == 0
     assert "1 prompts are longer than data.max_prompt_tokens=50 (first: line 1)" in capsys.readouterr().out
 
 
@@ -69,3 +69,11 @@ def test_a_directory_is_no_data_file(tmp_path):
     (tmp_path / "train.jsonl").mkdir()
     with pytest.raises(DataError, match=r"train.jsonl: a directory or device, not a data file$"):
         run_data_check(tmp_path / "train.jsonl")
+
+
+def test_a_tokenizer_may_be_a_hub_name(write):
+    path = write({"prompt": "one", "label": 1})
+    with pytest.raises(ConfigError, match=r"^--tokenizer: /nowhere is no directory"):
+        run_data_check(path, "/nowhere")
+    with pytest.raises(ConfigError, match=r"^--tokenizer: 'hf:none' is no hub name"):
+        run_data_check(path, "hf:none")
