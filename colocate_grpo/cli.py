@@ -149,7 +149,7 @@ def data_check(
     tokenizer: Annotated[str | None, typer.Option(help="Model directory or hub name, to render and count.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config", help="Take data.* from this configuration.")] = None,
 ) -> None:
-    """Rows, unique rows, lengths, label kinds, one rendered prompt, and every broken line."""
+    """Rows, unique rows, lengths, label kinds, one rendered prompt, and the broken lines by number."""
     from colocate_grpo.data_check import run_data_check
 
     settings = _load(config_path, None).data if config_path else None

@@ -58,8 +58,8 @@ say_how_to_look() {
     elif systemctl --user is-active -q "$unit" 2>/dev/null; then
         echo "follow:  journalctl --user -fu $unit"
     fi
-    echo "look:    colocate-grpo status $run_dir"
-    echo "stop:    colocate-grpo stop $run_dir"
+    echo "look:    $(command -v colocate-grpo) status $run_dir"
+    echo "stop:    $(command -v colocate-grpo) stop $run_dir"
 }
 
 pane_is_alive() { [ "$(tmux display-message -p -t "=$session:train" '#{pane_dead}' 2>/dev/null)" = 0 ]; }
@@ -123,7 +123,7 @@ case "${1:-}" in "" | *=*) ;; *) config=$1; shift ;; esac
 overrides=("$@")
 
 if [ -n "${COLOCATE_BIN:-}" ]; then PATH=$COLOCATE_BIN:$PATH; else source launch/setup.sh sglang; fi
-[ -n "$config" ] || config=$(choose_config)
+[ -n "$config" ] || { config=$(choose_config); echo "configuration: $config"; }
 resolved=$(colocate-grpo config show "$config" "${overrides[@]}")
 read -r name run_dir < <(python -c '
 import sys, yaml
