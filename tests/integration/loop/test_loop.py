@@ -17,6 +17,7 @@ from colocate_grpo.observe.events import read_events
 from colocate_grpo.observe.metrics import read_rows, view
 from colocate_grpo.trajectory import read_trajectories
 
+pytestmark = pytest.mark.timeout(1500)  # a limit for hangs: several runs, and the model they begin with
 STEPS = 6
 
 

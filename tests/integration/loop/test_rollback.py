@@ -21,6 +21,7 @@ from colocate_grpo.observe.metrics import read_rows, view
 from colocate_grpo.rollout.samples import sample_seed
 from colocate_grpo.trajectory import Trajectory, read_trajectories
 
+pytestmark = pytest.mark.timeout(2500)  # a limit for hangs: the fixture is a whole run with its rollbacks
 NAME, STEPS, FAILS_FROM, FIRES_AT, KEPT = "rolled_back", 7, 3, 5, 1
 AGAIN = f"step_{KEPT + 1}.jsonl.zst"
 GUARDED = [
