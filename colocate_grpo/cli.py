@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -89,9 +89,11 @@ def report(
 def grade(
     path: Annotated[str, typer.Argument(help="jsonl with `response` or `pred`, and `gold`; `-` is stdin.")],
     out: Annotated[str | None, typer.Option(help="Where to write the graded rows.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="Hard limit for one answer.")] = 2.0,
-    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    answer_scope: Annotated[str, typer.Option(help="after_think, whole or auto.")] = "auto",
+    timeout_s: Annotated[float, typer.Option(help="Hard limit for one answer.", min=0.001)] = 2.0,
+    workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 2,
+    answer_scope: Annotated[
+        Literal["after_think", "whole", "auto"], typer.Option(help="Where the box may be.")
+    ] = "auto",
 ) -> None:
     """Grade answers: adds `score` and `reason`; prints the agreement where `expected` is present."""
     from colocate_grpo.reward.command import run_grade
