@@ -142,8 +142,13 @@ def test_orphan_of_a_dead_driver_is_found_and_a_child_of_a_living_one_is_not() -
     dead = f"run:{me.pid}:{me.create_time() - 1000:.2f}:engine_0:abc"
     for tag, is_orphan in ((living, False), (dead, True)):
         environment = {**os.environ, **processes.tagged(tag)}
-        child = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"], env=environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
         try:
+            assert child.stdout is not None
+            child.stdout.readline()  # before that, /proc may not show its environment yet
             assert (child.pid in [p.pid for p in orphans.find_orphans()]) == is_orphan
         finally:
             child.communicate(b"\n")

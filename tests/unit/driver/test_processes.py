@@ -92,7 +92,7 @@ with processes.lifeline({tag!r}, Path({str(tmp_path / "log")!r})):
     driver = start(None, code, stdout=subprocess.PIPE)
     assert driver.stdout is not None
     driver.stdout.readline()
-    assert len(processes.find(tag)) == 1
+    wait_for(lambda: len(processes.find(tag)) == 1)  # in the midst of its exec a process shows no environment
     driver.kill()
     driver.wait()
     wait_for(lambda: not processes.find(tag))
