@@ -171,7 +171,8 @@ def _is_text(parts: Sequence[str | int]) -> bool:
     section = _section_at(parts[:-1])
     field = section.model_fields.get(str(parts[-1])) if section else None
     annotation = field.annotation if field else None
-    return {annotation, *get_args(annotation)} & {str, Path} != set() and len(get_args(annotation)) != 1
+    alternatives = get_args(annotation) if NoneType in get_args(annotation) else (annotation,)
+    return str in alternatives or Path in alternatives
 
 
 def _child(target: Any, part: str | int, following: str | int, text: str) -> Any:

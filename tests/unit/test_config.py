@@ -101,6 +101,15 @@ def test_an_override_of_a_text_is_taken_as_it_stands(write, text):
     assert load_config(write(MINIMAL), ["model.revision=null"]).model.revision is None
 
 
+def test_an_override_of_a_mapping_or_a_list_is_yaml(write):
+    overrides = ["data.chat_template_kwargs={enable_thinking: true}", "train.optimizer.betas=[0.9, 0.95]"]
+    overrides += ["eval.sets=[{name: a, path: p}]", "eval.sets.0.path=7", "reward.options={a: 1}"]
+    config = load_config(write(MINIMAL), overrides)
+    assert config.data.chat_template_kwargs == {"enable_thinking": True}
+    assert config.train.optimizer.betas == (0.9, 0.95)
+    assert (config.eval.sets[0].path, config.reward.options) == ("7", {"a": 1})
+
+
 def test_a_date_in_a_file_is_text(write, tmp_path):
     config = load_config(write(MINIMAL + "run: {until: 2026-12-01T10:00:00}\n"))
     assert config.run.until == "2026-12-01T10:00:00"
