@@ -109,10 +109,10 @@ def export(
     """Write a Hugging Face directory of a run's newest checkpoint (or of the given one)."""
     import warnings
 
+    warnings.filterwarnings("ignore", module=r"(torch|megatron)\.")  # what they say to each other
     from colocate_grpo.report.model_card import write_export_card
     from colocate_grpo.weights.export import export_hf
 
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's and Megatron's word to each other
     exported = export_hf(source, out)
     write_export_card(source, exported)
     Console(stderr=True).print(f"exported to {exported}", highlight=False, soft_wrap=True)

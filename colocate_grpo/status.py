@@ -197,7 +197,9 @@ def _lines(s: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("memory", "  ".join(f"{k} {v}" for k, v in s["memory"].items())))
     lines.append(("disk", _disk_line(s["disk"])))
     lines += [("skipped", text) for text in s["disk"]["skipped"]]
-    lines += [("attempt", _attempt_line(entry)) for entry in s["attempts"][-3:]]
+    lines += [
+        ("attempt", _attempt_line(entry, s["running"] and entry is s["attempts"][-1])) for entry in s["attempts"][-3:]
+    ]
     return lines + [("warning", text) for text in s["warnings"]]
 
 
@@ -230,9 +232,11 @@ def _disk_line(disk: dict[str, Any]) -> str:
     )
 
 
-def _attempt_line(entry: dict[str, Any]) -> str:
-    kind = entry["kind"] or "running, or cut off with its driver"
-    lasted = f" after {_duration(entry['seconds'])}" if entry["seconds"] is not None else ""
+def _attempt_line(entry: dict[str, Any], running: bool) -> str:
+    running = running and entry["kind"] is None
+    kind = entry["kind"] or ("running" if running else "cut off with its driver")
+    known = entry["seconds"] is not None and (entry["kind"] or running)
+    lasted = f"{' for' if running else ' after'} {_duration(entry['seconds'])}" if known else ""
     return f"{entry['attempt']}: {kind}{lasted}" + (f" ({entry['message']})" if entry["message"] else "")
 
 

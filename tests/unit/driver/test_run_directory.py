@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from colocate_grpo.config import Config
@@ -10,7 +12,7 @@ from colocate_grpo.errors import ConfigError
 from colocate_grpo.observe.state import StateFile
 from colocate_grpo.preflight import NVIDIA_DEVICE, preflight
 from colocate_grpo.run_directory import RunDirectory
-from colocate_grpo.status import take_snapshot
+from colocate_grpo.status import run_status, take_snapshot
 
 
 @pytest.fixture
@@ -55,14 +57,18 @@ def test_the_last_words_of_an_earlier_attempt_are_no_phase_of_this_one(config):
         assert take_snapshot(run)["phase"] == "start"
 
 
-def test_a_run_that_is_not_running_shows_no_progress_of_a_rollout(config):
+def test_a_run_that_is_not_running_shows_no_progress_of_a_rollout(config, capsys):
     run = RunDirectory(config.run_dir)
     with run.locked():
         run.adopt(config)
         run.record_attempt(1, started=0.0)
         StateFile(run.path, 1, 8).update(phase="rollout", rollout={"done": 1, "total": 2})
         assert take_snapshot(run)["rollout"] == {"done": 1, "total": 2}
+        assert run_status(run.path, json_out=False) == 0
+        assert re.search(r"attempt +1: running for \d+ h", capsys.readouterr().out)
     assert take_snapshot(run)["rollout"] is None
+    assert run_status(run.path, json_out=False) == 0
+    assert re.search(r"attempt +1: cut off with its driver *$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]"])
