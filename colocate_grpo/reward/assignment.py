@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from colocate_grpo.reward.evaluate import Undecided
-from colocate_grpo.reward.node import ZERO, Node, has, rebuild, symbols
+from colocate_grpo.reward.node import ZERO, Node, has, rebuild, symbols, walk
 from colocate_grpo.reward.scalar import STRUCTURES, same_scalar
 
 _NAME_OPS = {"sym", "app", "const", "tuple"}
@@ -64,9 +64,13 @@ def assigned(node: Node) -> tuple[Node | None, Node]:
 
 def _computes(members: tuple[Node, ...]) -> bool:
     """`\\sqrt{12} = 2\\sqrt{3}`: two forms of one number; `0 = 0` computes nothing."""
-    if len(set(members)) == 1 or any(symbols(member) or has(member, *STRUCTURES) for member in members):
+    if len(set(members)) == 1 or any(_free_symbols(member) or has(member, *STRUCTURES) for member in members):
         return False
     return _consistent(members)
+
+
+def _free_symbols(node: Node) -> set[str]:
+    return symbols(node) - {top.args[1] for top in walk(node) if top.op in ("sum", "prod", "int", "lim")}
 
 
 def is_membership(node: Node) -> bool:
@@ -88,6 +92,8 @@ def _names(left: Node, value: Node) -> bool:
     """Whether the left side of an equation is a name of the right side, not half of an equation."""
     if left.op == "lim" or _is_derivative(left):
         return True
+    if left.op in ("sum", "int") or (left.op == "mul" and len(left.args) == 2 and left.args[1].op == "rel"):
+        return (bool(_free_symbols(left)) or has(left, "app")) and not symbols(value)  # `P(X = 2) = \\frac{1}{2}`
     if left.op == "mul" and len(left.args) == 2 and left.args[1].op == "tuple":  # `u(x, y) = x + y`
         return all(part.op == "sym" for part in (left.args[0], *left.args[1].args[2:]))
     if left.op == "mul" and len(left.args) == 2 and all(part.op == "sym" for part in left.args):

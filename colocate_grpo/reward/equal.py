@@ -96,6 +96,7 @@ def _agree(evaluator: Evaluator, a: Number, b: Number) -> bool:
     a, b = evaluator.real(a), evaluator.real(b)
     difference = a - b
     if not difference and not a:
+        _check_precision(evaluator, 0)
         return True
     size = max(context.mag(value) for value in (a, b) if value)
     high = max(evaluator.high, size)

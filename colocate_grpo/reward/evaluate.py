@@ -141,7 +141,10 @@ class Evaluator:
             exponent = self.real(exponent) if isinstance(exponent, Fraction) else exponent
         base = self.real(base)
         self._check_exponent(exponent, base)
-        return self.finite(context.power(base, exponent))
+        result = self.finite(context.power(base, exponent))
+        if exponent and context.mag(result - 1) < 0:  # near 1, where the bits of a small exponent go
+            self.spread = max(self.spread, -context.mag(exponent))
+        return result
 
     def _trivial_power(self, base: Number, exponent: Number) -> Number:
         if base == 1:

@@ -12,6 +12,7 @@ from colocate_grpo.reward.evaluate import Evaluator, Number, Undecided, Undefine
 from colocate_grpo.reward.tokens import words
 
 MAX_FACTORIAL = 3_000
+_OF_EXPONENTIALS = ("sinh", "cosh", "tanh", "coth")  # sums of e^x and e^-x
 MAX_GAMMA = 10**15
 MAX_GAMMA_BITS = 640  # mpmath's series takes seconds at a few thousand bits
 
@@ -23,8 +24,11 @@ def _analytic(name: str) -> Callable[..., Number]:
         rounded, argument = not is_exact(argument), self.real(argument)
         if rounded and argument:  # the error of the argument, seen where the value is (nearly) zero: sin(pi)
             self.high = max(self.high, context.mag(argument))
-        if abs(context.mag(argument)) > 64 if argument else False:
+        if argument and abs(context.mag(argument)) > 64:
             raise Undecided(f"{name} of a huge or tiny number")
+        if name in _OF_EXPONENTIALS:
+            self.spread = max(self.spread, 3 * int(abs(argument)))
+        self.operations += self.bits // 64
         try:
             return self.finite(function(argument))
         except (ValueError, ZeroDivisionError) as error:  # mpmath signals a pole this way

@@ -10,7 +10,7 @@ from typing import Any
 from colocate_grpo.reward.compare import same_answer
 from colocate_grpo.reward.evaluate import Evaluator, NeedPrecision, Number, Undecided, Undefined, is_exact
 from colocate_grpo.reward.extract import Scope, extract_answer, last_box
-from colocate_grpo.reward.node import Node
+from colocate_grpo.reward.node import Node, symbols
 from colocate_grpo.reward.normalise import clean, compact, join_thousands, unwrap
 from colocate_grpo.reward.rational import is_rounding, parse_rational, significant_digits
 from colocate_grpo.reward.structure import parse_answer
@@ -21,6 +21,9 @@ from colocate_grpo.trajectory import Verdict
 
 MAX_ANSWER_CHARS = 200_000
 _QUALIFIER = re.compile(r"(?<=\S)\s*(?:,\s*)?\\text\{\s*[,(]?\s*(?:for|where|with|because|since|(?:is|are) the only)\b")
+_NAMED = re.compile(
+    r"(?!.*(?:\\(?:ne|le|ge|approx|not|sim)(?![a-z])|\bnot\b))[^=<>,?!]{1,60}=([^=<>]+)\Z"
+)  # `\mathbb{E}[X] = 5`
 MIN_ROUNDED_DIGITS = 12  # a decimal with this many digits may stand for a fraction that does not end
 
 CORRECT, WRONG = Verdict(1.0, "correct"), Verdict(0.0, "wrong")
@@ -176,6 +179,8 @@ def _readings(text: str) -> list[Node]:
     trees = [tree for reading in readings if (tree := _tree(reading)) is not None]
     if not trees and (match := _QUALIFIER.search(text)):
         return _readings(text[: match.start()].rstrip(" ,;"))
+    if not trees and (match := _NAMED.match(text)):
+        return [tree for tree in _readings(match[1]) if not symbols(tree)]
     return trees
 
 

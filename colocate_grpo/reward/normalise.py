@@ -129,12 +129,15 @@ _WORD = r"\\(?:text|mathrm)\{ ?([a-zA-Z]+) ?\}"
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\,)\s*(?:\\!)?\s*(?=[0-9]{3}(?![0-9]))")
 _SPACED_THOUSANDS = re.compile(r"(?<![0-9.,/^_ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")
 _COMMA_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
-_FRACTION_OF_WORDS = re.compile(rf"\\frac\{{{_WORD}\}}\{{{_WORD}\}}")
+_FRACTION_OF_WORDS = re.compile(rf"\\frac\{{{_WORD}\}}\{{{_WORD}(\^\{{?[23]\}}?)?\}}")
+_SYSTEM = re.compile(r"^(?:\\\{ ?)?\\begin\{(cases|aligned|array)\}(?:\{[lcr ]+\})?([^&]*)\\end\{\1\}$")
 _ORDINALS = {"st": "1", "nd": "2", "rd": "3", "th": "0-9"}
 # (what must occur, where exactly, what stands there instead): each pattern is linear in the text.
 _REWRITES: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("{}", re.compile(r"(?<![a-zA-Z^_}])\{\}"), ""),
     ("{.}", re.compile(r"\{\.\}"), "."),
+    (":=", re.compile(":="), "="),
+    ("{cases}", re.compile(r", ?&"), "&"),
     ("\\cr", re.compile(r"\\cr(?![a-zA-Z])"), r"\\\\"),
     ("\\\\[", re.compile(r"(\\\\)\[-?[0-9.]+ ?[a-z]{2}\]"), r"\1"),
     ("\\tag", re.compile(r"\\tag\*?\{[^{}]*\}"), ""),
@@ -159,8 +162,8 @@ _REWRITES: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ),
     ("^{th}", re.compile(r"(?<=[0-9])\^\{th\}"), ""),
     # `\frac{\text{km}}{\text{h}}`
-    ("\\frac{\\text{", _FRACTION_OF_WORDS, r"\\text{ \1/\2}"),
-    ("\\frac{\\mathrm{", _FRACTION_OF_WORDS, r"\\text{ \1/\2}"),
+    ("\\frac{\\text{", _FRACTION_OF_WORDS, r"\\text{ \1/\2}\3"),
+    ("\\frac{\\mathrm{", _FRACTION_OF_WORDS, r"\\text{ \1/\2}\3"),
 )
 _OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}")
@@ -208,6 +211,10 @@ def clean(text: str) -> str:
     if " " in text:
         text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
         text = _CLOCK.sub(r"\1m", text)
+    if "{aligned}" in text:
+        text = text.replace("&", "")
+    if "\\begin" in text and (system := _SYSTEM.match(text)):
+        text = _without_rows(system[2])
     for mark, pattern, instead in _REWRITES:
         if mark in text:
             text = pattern.sub(instead, text)
@@ -219,6 +226,11 @@ def clean(text: str) -> str:
     if "color" in text:
         text = _COLOR.sub("", text)
     return unwrap(text)
+
+
+def _without_rows(system: str) -> str:
+    """A system of equations without its brace, as a list."""
+    return ", ".join(row for row in (row.strip(" ,;\n") for row in system.split("\\\\")) if row)
 
 
 def _unicode(text: str) -> str:

@@ -141,7 +141,7 @@ class AnswerParser(AtomParser):
             return Node("quantity", (node, (("dollar", 1),)))
         if self._accept_modulus():
             return Node("cong", (node, self._modulus()))
-        if self.is_op("(") and self.peek().kind == "word":
+        if self.is_op("(", "[") and self.peek().kind == "word":
             return self._unit_in_brackets(node)
         if self.token.kind != "word" or self.token.text.lower() in _STOP_WORDS:
             return node
@@ -192,7 +192,7 @@ class AnswerParser(AtomParser):
             self.expect(")")
             return node
         factors = self._unit_factors()
-        self.expect(")")
+        self.expect(")", "]")
         return Node("quantity", (node, tuple(factors)))
 
     def _base_suffix(self, node: Node) -> Node:
@@ -261,8 +261,10 @@ class AnswerParser(AtomParser):
         return self.argument() if self.is_op("{") else self.expr()
 
     def _starts_factor(self, token: Token) -> bool:
-        if token.text == "[" and token is self.token and self._closes_interval(self.peek()):
-            return False
+        if token.text == "[" and token is self.token:
+            after = self.peek()
+            if self._closes_interval(after) or (after.kind == "word" and len(after.text) > 1):
+                return False
         if token.text == "(" and token is self.token:
             after = self.peek()
             if after.text in ("bmod", "mod") or (after.kind == "word" and len(after.text) > 1):

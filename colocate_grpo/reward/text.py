@@ -12,8 +12,10 @@ _PHRASE = re.compile(
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
     r"(?:answer|solution)(?:\s+is)?\s*(?:[:=]\s*)?(?=[^a-z\s]|[a-j]\Z)"
     r"|(?:the\s+)?(?:points?|domain|range|interval|area|volume|length)\s*(?::\s*)?(?=[(\[{}$\\]|\d)"
-    r"|\\(?:implies|[Rr]ightarrow)\s*"
     r"|(?:option|choice)\s+(?=[}A-J\\(])"
+    r"|(?!(?:option|choice)\b|(?:[a-z]+ )*(?:not|wrong)\b)[a-z][a-z ]{2,40}:\s*(?=[-(\[{}$\\\d])"
+    r"|(?:exactly|the\s[a-z ]{2,40}\s(?:is|are|equals))\s*(?=[-(\[{}$\\\d])"
+    r"|\\(?:implies|[Rr]ightarrow)\s*"
     r"|(?:最终)?(?:答案|故?选(?!手|举|择))(?:是|为|选|项|：|:)*\s*)",
     re.IGNORECASE,
 )
@@ -28,8 +30,21 @@ _TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _NUMBER_WORDS = ["zero", *_UNITS_PLACE[1:], *_TEENS, *(f"{ten} {one}".strip() for ten in _TENS for one in _UNITS_PLACE)]
 _SYNONYMS = {
-    **dict.fromkeys(("no solution", "no solutions", "empty set", "the empty set", "none exist"), r"\emptyset"),
-    **dict.fromkeys(("no real solution", "no real solutions", "there are no solutions"), r"\emptyset"),
+    **dict.fromkeys(
+        (
+            "no solution",
+            "no solutions",
+            "empty set",
+            "the empty set",
+            "none exist",
+            "no solution exists",
+            "no solutions exist",
+        ),
+        r"\emptyset",
+    ),
+    **dict.fromkeys(
+        ("no real solution", "no real solutions", "there are no solutions", "there is no solution"), r"\emptyset"
+    ),
     **dict.fromkeys(("all real numbers", "all reals", "the real numbers", "real numbers"), r"\mathbb{R}"),
     **dict.fromkeys(("does not exist", "dne", "undefined", "not defined"), "undefined"),
     **dict.fromkeys(("infinity", "positive infinity"), r"\infty"),
