@@ -206,6 +206,11 @@ class OptimizerConfig(Section):
     weight_decay: NonNegative = identity(0.0, description="Decoupled weight decay (not on norms and biases).")
     grad_clip: NonNegative = identity(1.0, description="Global gradient norm; 0 is off.")
 
+    @property
+    def follows_run_steps(self) -> bool:
+        """The learning rate of a step depends on how many steps the run has."""
+        return self.schedule != "constant" and self.decay_steps is None
+
 
 class TrainConfig(Section):
     """The training step."""

@@ -87,6 +87,11 @@ class Supervisor:
         with processes.lifeline(self.tag, self.run.path / "logs" / "driver.log"):
             if changed:
                 self._emit("config_change", changes={key: list(pair) for key, pair in changed.items()})
+            if "run.steps" in changed and self.config.train.optimizer.follows_run_steps:
+                log.warning(
+                    "run.steps changed from %s to %s: the learning rate's schedule follows it, from here on "
+                    "(train.optimizer.decay_steps is not set)", *changed["run.steps"],
+                )  # fmt: skip
             ending = self._attempts(shlex.join(command_line))
             if self.config.checkpoint.export_best and ending.kind != "interrupted":
                 export_best(self.store, self.tag)

@@ -141,11 +141,12 @@ def test_a_guard_rolls_back_salts_the_seeds_and_stops_after_its_limit(run: Run) 
     assert len(run.events("rollback")) == 2
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(run: Run) -> None:
-    run.configure(run={"steps": 4})
+def test_a_damaged_newest_checkpoint_is_named_and_more_steps_go_on_from_the_one_before(run: Run) -> None:
+    schedule = {"optimizer": {"schedule": "linear"}}
+    run.configure(run={"steps": 4}, train=schedule)
     assert run.finish() == 0
     (run.dir / "checkpoints/step_000003/loop.json").write_text('{"step": 2}')
-    run.configure(run={"steps": 6})
+    run.configure(run={"steps": 6}, train=schedule)
     assert run.finish() == 0
     [skipped] = run.events("checkpoint_skipped")
     assert skipped["path"] == "step_000003"
@@ -153,6 +154,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(run: Ru
     steps = [row["step"] for row in read_rows(run.dir) if row["kind"] == "step"]
     assert steps == [0, 1, 2, 3, 2, 3, 4, 5]
     assert run.events("config_change")[0]["changes"] == {"run.steps": [4, 6]}
+    assert "run.steps changed from 4 to 6: the learning rate's schedule follows it" in run.output()
 
 
 def test_another_identity_is_refused_and_nothing_changes(run: Run) -> None:
