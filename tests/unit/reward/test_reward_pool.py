@@ -124,15 +124,18 @@ def test_large_and_strange_answers(pool: RewardPool, text: str) -> None:
         assert pool.submit_answer(text, gold).result(timeout=60).score == 0.0
 
 
-def test_sympy_decides_what_the_evaluator_cannot(pool: RewardPool) -> None:
-    assert pool.submit_answer(r"\int_0^1 2x\,dx", "1").result(timeout=60).reason == "correct"
-    assert pool.submit_answer(r"\int_0^1 2x\,dx", "2").result(timeout=60).reason == "wrong"
-    assert pool.submit_answer(r"\lim_{x \to 0} \frac{\sin x}{x}", "1").result(timeout=60).reason == "correct"
-    assert pool.submit_answer(r"\lim_{x \to 0} \frac{\sin x}{x}", "0").result(timeout=60).reason == "wrong"
-    assert (
-        pool.submit_answer(r"\sum_{k=1}^{\infty} \frac{1}{k^2}", r"\frac{\pi^2}{6}").result(timeout=60).reason
-        == "correct"
-    )
+def test_sympy_decides_what_the_evaluator_cannot() -> None:
+    cases = [
+        (r"\int_0^1 2x\,dx", "1", "correct"),
+        (r"\int_0^1 2x\,dx", "2", "wrong"),
+        (r"\lim_{x \to 0} \frac{\sin x}{x}", "1", "correct"),
+        (r"\lim_{x \to 0} \frac{\sin x}{x}", "0", "wrong"),
+        (r"\sum_{k=1}^{\infty} \frac{1}{k^2}", r"\frac{\pi^2}{6}", "correct"),
+    ]
+    with make("math_boxed", SCOPE) as patient:  # how fast sympy is on this machine, is no question here
+        assert [patient.submit_answer(a, gold).result(timeout=60).reason for a, gold, _ in cases] == [
+            reason for *_, reason in cases
+        ]
 
 
 def test_statuses_and_limits(pool: RewardPool) -> None:
@@ -176,13 +179,13 @@ def test_integers_never_reach_a_worker() -> None:
 
 # -- limits ----------------------------------------------------------------------------------------------------
 def test_a_hung_worker_is_killed_and_replaced() -> None:
-    with make("reward_data:hang", timeout_s=0.4) as pool:
+    with make("reward_data:hang", timeout_s=LIMIT_S) as pool:
         wait_for_full_strength(pool)
         before = {worker.process.pid for worker in pool._crew}
         start = time.monotonic()
         verdicts = pool.grade_many([RewardTask("hang", 1), RewardTask("fine", 1)])
         # The second is graded by the spare: no wait for the start of an interpreter.
-        assert time.monotonic() - start < 2.5
+        assert time.monotonic() - start < LIMIT_S + 2.5
         assert [(v.score, v.reason) for v in verdicts] == [(0.0, "timeout"), (1.0, "correct")]
         wait_for_full_strength(pool)
         after = {worker.process.pid for worker in pool._crew}
@@ -272,7 +275,7 @@ def test_a_cancelled_task_harms_no_other() -> None:
         waiting.cancel()
         return [(await pool.grade(RewardTask("fine", 1))).score for _ in range(2)]
 
-    with make("reward_data:hang", timeout_s=0.4) as pool:
+    with make("reward_data:hang", timeout_s=LIMIT_S) as pool:
         assert asyncio.run(run(pool)) == [1.0, 1.0]
 
 
