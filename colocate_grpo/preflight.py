@@ -8,11 +8,10 @@ from colocate_grpo.config import Config
 from colocate_grpo.data import eos_ids, load_eval_set, load_prompts, load_tokenizer
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.hub import resolve_model
+from colocate_grpo.nvidia import has_nvidia_card
 from colocate_grpo.reward.builtin import load_reward
 from colocate_grpo.rollout.sglang_options import check_options
 from colocate_grpo.train.shape import read_hf_config, validate_model
-
-NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 
 def preflight(config: Config) -> Path:
@@ -20,8 +19,8 @@ def preflight(config: Config) -> Path:
 
     Raises ConfigError or DataError.
     """
-    if config.run.device == "cuda" and not NVIDIA_DEVICE.exists():
-        raise ConfigError(f"run.device: cuda, but there is no NVIDIA device here ({NVIDIA_DEVICE}); see `doctor`")
+    if config.run.device == "cuda" and not has_nvidia_card():
+        raise ConfigError("run.device: cuda, but there is no NVIDIA card here; see `doctor`")
     if config.rollout.engine == "sglang":
         check_options(config.rollout.sglang)
     model_dir = resolve_model(config.model)

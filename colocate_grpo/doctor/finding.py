@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from colocate_grpo.config import Config
 from colocate_grpo.doctor.cards import Cards, read_cards
+from colocate_grpo.nvidia import has_nvidia_card
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -44,7 +45,6 @@ class Context:
     config: Config | None = None
     nvml: Any = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    nvidia_device: Path = Path("/dev/nvidia0")
     shared_memory: Path = Path("/dev/shm")
 
     @cached_property
@@ -56,7 +56,7 @@ class Context:
         """False for a CPU run: `device: cpu`, or `auto` where there is no NVIDIA device at all."""
         if self.config is None or self.config.run.device == "cuda":
             return True
-        return self.config.run.device == "auto" and (bool(self.cards.cards) or self.nvidia_device.exists())
+        return self.config.run.device == "auto" and (bool(self.cards.cards) or has_nvidia_card())
 
     @property
     def cards_needed(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from colocate_grpo.config import Config
+from colocate_grpo.nvidia import has_nvidia_card
 
 GIB = 2**30
 MIB = 2**20
@@ -74,4 +74,4 @@ def runs_on_gpu(config: Config) -> bool:
     """`auto` is the CPU only on a machine with no NVIDIA device, unless a card's memory is given to plan for."""
     if config.run.device != "auto":
         return config.run.device == "cuda"
-    return config.memory.gpu_gib is not None or Path("/dev/nvidia0").exists()
+    return config.memory.gpu_gib is not None or has_nvidia_card()

@@ -274,7 +274,7 @@ def same_one(pred: Node, gold: Node) -> bool:
         return (
             len(one.args) == 1 and (other.op == "tuple" or other.op not in STRUCTURES) and same_one(one.args[0], other)
         )
-    if has_part(pred, gold, "tuple", "matrix"):
+    if _has_part(pred, gold, "tuple", "matrix"):
         return same_vectors(pred, gold, same_one) or _same_choose(pred, gold)
     if pred.op in _SET_OPS or gold.op in _SET_OPS:
         return _same_set_expressions(pred, gold)
@@ -283,7 +283,7 @@ def same_one(pred: Node, gold: Node) -> bool:
     return same_scalar(pred, gold)
 
 
-def has_part(pred: Node, gold: Node, *ops: str) -> bool:
+def _has_part(pred: Node, gold: Node, *ops: str) -> bool:
     """Whether one of the two is a vector or a product with one."""
     return any(
         node.op in ops or (node.op == "mul" and any(part.op in ops for part in node.args)) for node in (pred, gold)

@@ -59,7 +59,7 @@ class KvCache:
         cells.index_copy_(0, places, keys_values_NHD.reshape(-1, dim))
 
     def copy_rows(self, source: KvCache, source_rows: Sequence[int], rows: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of whole rows from another cache, or from this one."""
+        """Copy at least the first `length` positions of whole rows from another cache, or from this one."""
         self.reserve(length)
         some, positions = chunks_of(length), min(length, CHUNK)
         self._data[:some, :, :, rows, :, :positions] = source._data[:some, :, :, source_rows, :, :positions]

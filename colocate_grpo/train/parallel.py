@@ -15,6 +15,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from colocate_grpo.config import Config, RunConfig
 from colocate_grpo.errors import ConfigError
+from colocate_grpo.nvidia import has_nvidia_card
 from colocate_grpo.train import shim
 
 POLL_SECONDS = 5.0
@@ -24,7 +25,7 @@ _generation = itertools.count()
 def pick_device(config: Config) -> torch.device:
     """The device of this rank; `auto` is the CPU only where there is no NVIDIA device at all."""
     wanted = config.run.device
-    if wanted == "cpu" or (wanted == "auto" and not os.path.exists("/dev/nvidia0")):
+    if wanted == "cpu" or (wanted == "auto" and not has_nvidia_card()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(f"run.device: {wanted}, but torch {torch.__version__} cannot use a CUDA device here")

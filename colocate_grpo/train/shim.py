@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from colocate_grpo.nvidia import has_nvidia_card
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,7 @@ def guard_imports() -> None:
 
     Megatron catches ImportError only, but that package's loader raises OSError without a CUDA driver.
     """
-    if not Path("/dev/nvidia0").exists():
+    if not has_nvidia_card():
         sys.modules.setdefault("flash_mla", None)  # type: ignore[arg-type]
 
 

@@ -12,10 +12,9 @@ import small_models as small
 import torch
 
 from colocate_grpo.memory.saver import make_saver
+from colocate_grpo.nvidia import has_nvidia_card
 from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.step import Trainer
-
-NO_DRIVER = not Path("/dev/nvidia0").exists()
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def trainer(models: Path):
     parallel.shutdown()
 
 
-@pytest.mark.skipif(not NO_DRIVER, reason="with a driver the import works")
+@pytest.mark.skipif(has_nvidia_card(), reason="with a driver the import works")
 def test_megatron_imports_beside_a_package_that_cannot_load_its_driver(tmp_path: Path) -> None:
     """`flash_mla` (of sglang) raises OSError where Megatron expects ImportError."""
     (tmp_path / "flash_mla.py").write_text("raise OSError('libcuda.so.1')")

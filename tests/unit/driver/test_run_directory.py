@@ -10,7 +10,7 @@ from colocate_grpo.config import Config
 from colocate_grpo.driver import supervise
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.observe.state import StateFile
-from colocate_grpo.preflight import NVIDIA_DEVICE, preflight
+from colocate_grpo.preflight import preflight
 from colocate_grpo.run_directory import RunDirectory
 from colocate_grpo.status import run_status, take_snapshot
 
@@ -40,9 +40,9 @@ def test_nothing_to_replay_is_said_before_anything_is_written(config, tmp_path):
     assert not config.run_dir.exists()
 
 
-@pytest.mark.skipif(NVIDIA_DEVICE.exists(), reason="this machine has an NVIDIA device")
-def test_cuda_without_a_device_is_refused_before_the_model_is_fetched(config):
-    with pytest.raises(ConfigError, match=r"run\.device: cuda, but there is no NVIDIA device here"):
+def test_cuda_without_a_device_is_refused_before_the_model_is_fetched(config, monkeypatch):
+    monkeypatch.setattr("colocate_grpo.preflight.has_nvidia_card", lambda: False)
+    with pytest.raises(ConfigError, match=r"run\.device: cuda, but there is no NVIDIA card here"):
         preflight(elsewhere(config, device="cuda"))
 
 
