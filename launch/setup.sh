@@ -3,7 +3,8 @@
 #   source launch/setup.sh EXTRAS     EXTRAS: "" (core), "sglang", "sglang,dev,bench" ...
 #
 # COLOCATE_VENV names the environment (default: .venv in the repository). What is installed is recorded as a hash of
-# pyproject.toml and the extras, so that a second start takes no time and a changed pin is installed.
+# pyproject.toml and the repository's place, and the extras, so that a second start takes no time and a changed pin is
+# installed. Only one such hash is ever recorded: an environment imports the project from one place.
 
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 
@@ -20,11 +21,13 @@ PY
 }
 
 install_project() {
-    local extras=$1 python stamp
+    local extras=$1 python state stamp
     VENV=${COLOCATE_VENV:-$ROOT/.venv}
-    stamp=$VENV/.installed-$({ cat "$ROOT/pyproject.toml"; echo "$ROOT $extras"; } | sha256sum | cut -c1-16)
+    state=$({ cat "$ROOT/pyproject.toml"; echo "$ROOT"; } | sha256sum | cut -c1-16)
+    stamp=$VENV/.installed-$state-${extras:-core}
     [ -e "$stamp" ] && return
     [ -x "$VENV/bin/python" ] || { python=$(find_python) || exit 2; "$python" -m venv "$VENV"; }
+    find "$VENV" -maxdepth 1 -name '.installed-*' ! -name ".installed-$state-*" -delete
     echo "installing into $VENV (once; the log is $VENV/install.log)" >&2
     {
         "$VENV/bin/python" -m pip install -q uv "setuptools>=77"
