@@ -40,6 +40,10 @@ class Ending:
         return self.kind in RETRIED
 
     @property
+    def failed(self) -> bool:
+        return self.kind not in ("finished", "stopped", "interrupted")
+
+    @property
     def exit_code(self) -> int:
         return EXIT_CODES.get(self.kind, 1)
 

@@ -96,11 +96,13 @@ class Supervisor:
             if self.config.checkpoint.export_best and ending.kind != "interrupted":
                 export_best(self.store, self.tag)
         self._emit("run_end", outcome=ending.kind, message=ending.message, step=ending.step)
-        log.log(logging.INFO if ending.exit_code == 0 else logging.ERROR, "%s", self._last_words(ending))
+        log.log(logging.ERROR if ending.failed else logging.INFO, "%s", self._last_words(ending))
         return ending.exit_code
 
     def _last_words(self, ending: Ending) -> str:
         text = ending.message or ending.kind
+        if ending.failed:
+            return f"error: {text}"
         newest = self.store.newest() if ending.kind in ("stopped", "interrupted") else None
         return f"{text}; the same command goes on from step {newest.step + 1}" if newest else text
 
@@ -130,6 +132,8 @@ class Supervisor:
         self._complete_rollbacks()
         newest, skipped = self.store.newest_verified()
         for entry in skipped:
+            if entry.rolled_back:  # somebody decided so, and its event tells of it
+                continue
             log.warning("checkpoint skipped: %s", entry)
             self._emit("checkpoint_skipped", path=entry.path.name, reason=entry.reason)
         return newest.step if newest else -1

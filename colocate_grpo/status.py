@@ -212,7 +212,8 @@ def _state(s: dict[str, Any]) -> str:
 
 
 def _step(s: dict[str, Any]) -> str:
-    text = f"{s['steps_done']} of {s['steps']} done"
+    done, planned = s["steps_done"], s["steps"]
+    text = f"{done} of {planned} done" if done <= planned else f"{done} done, run.steps is now {planned}"
     if s["rollout"]:
         r = s["rollout"]
         text += f", {s['phase']} {r.get('done')}/{r.get('total')} at {r.get('tokens_per_s', 0):.0f} tokens/s"

@@ -83,6 +83,7 @@ class Skipped:
 
     path: Path
     reason: str
+    rolled_back: bool = False
 
     def __str__(self) -> str:
         return f"{self.path.name}: {self.reason}"
@@ -125,8 +126,10 @@ class CheckpointStore:
         """Look at every directory; sizes are compared with the manifest, contents are not read."""
         found, history = Scan(), self.rollbacks()
         for path in sorted(self.root.glob("step_*")):
-            if reason := _why_incomplete(path) or _why_rolled_back(path, history):
+            if reason := _why_incomplete(path):
                 found.skipped.append(Skipped(path, reason))
+            elif reason := _why_rolled_back(path, history):
+                found.skipped.append(Skipped(path, reason, rolled_back=True))
             else:
                 found.complete.append(_read(path))
         found.complete.sort(key=lambda checkpoint: checkpoint.step)

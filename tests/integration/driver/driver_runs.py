@@ -53,6 +53,13 @@ class Run:
             (self.dir / "config.yaml").write_text(yaml.safe_dump(values))
             (self.dir / "faults.json").write_text(json.dumps(faults))
 
+    def set_in_the_run(self, **options: Any) -> None:
+        """Other values of section `run` in the run's own configuration file."""
+        path = self.dir / "config.yaml"
+        values = yaml.safe_load(path.read_text())
+        values["run"].update(options)
+        path.write_text(yaml.safe_dump(values))
+
     def start(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
         with (self.config_path.parent / "driver.out").open("ab") as output:

@@ -52,6 +52,9 @@ def test_status_stop_and_checkpoints(run: Run) -> None:
     assert run.finish(driver) == 0
     assert run.outcomes() == ["stopped"]
     assert "not running" in cli("status", str(run.dir)).stdout
+    run.set_in_the_run(steps=4)
+    assert "6 done, run.steps is now 4" in cli("status", str(run.dir)).stdout
+    run.set_in_the_run(steps=8)
     checkpoints(run)
     assert run.finish() == 0
     rolled_back(run)

@@ -56,6 +56,7 @@ def test_what_another_attempt_cannot_mend_is_not_retried(run: Run, fault: dict, 
     assert run.finish() == code
     assert len(run.outcomes()) == 1
     assert said in run.output()
+    assert "\nerror: " in f"\n{run.output()}"
     if fault["kind"] == "cuda_oom":
         assert "in phase train, step 3 while asking for 3.25 GiB" in run.output()
 
@@ -139,6 +140,7 @@ def test_a_guard_rolls_back_salts_the_seeds_and_stops_after_its_limit(run: Run) 
     assert [(r["step"], r["from"], r["rollback"]) for r in rows if r["kind"] == "rollback"] == [(3, 5, 1), (3, 5, 2)]
     assert [row["salt"] for row in view(rows).steps.values()] == [0, 0, 0, 0, 2], "step 4 was done anew each time"
     assert len(run.events("rollback")) == 2
+    assert run.events("checkpoint_skipped") == [], "what was rolled back on purpose is no finding"
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_more_steps_go_on_from_the_one_before(run: Run) -> None:

@@ -190,7 +190,9 @@ def test_a_rollback_hides_later_checkpoints_and_the_next_save_gives_them_up(tmp_
         save(target, step)
     target.rollback(7, came_from=12, reason="entropy rose", by="guard")
     assert steps(target) == [3, 7]
-    assert "rolled back (rollback 1 went back to step 7)" in str(target.scan().skipped[0])
+    [skipped] = target.scan().skipped
+    assert skipped.rolled_back
+    assert "rolled back (rollback 1 went back to step 7)" in str(skipped)
     assert [(r.came_from, r.to, r.by) for r in target.rollbacks()] == [(12, 7, "guard")]
     assert (target.root / "step_000011").exists(), "kept until something replaces it"
     save(target, 11, "second try")
