@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
+from colocate_grpo.checkpoint.files import write_text
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError, nearest
 from colocate_grpo.shipped import config_names, shipped_config
@@ -72,9 +73,7 @@ def check_config(values: dict[str, Any], origin: dict[Path_, str], default_origi
 
 def dump_config(config: Config, path: Path) -> None:
     """Write the resolved configuration; `load_config` reads it back to an equal one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(to_yaml(config.model_dump(mode="json")))
-    partial.replace(path)
+    write_text(path, to_yaml(config.model_dump(mode="json")))
 
 
 def to_yaml(values: dict[str, Any]) -> str:

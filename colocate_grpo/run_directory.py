@@ -13,17 +13,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from colocate_grpo.checkpoint.files import read_json, write_json
+from pydantic import BaseModel, ConfigDict
+
+from colocate_grpo.checkpoint.files import read_object, write_json
 from colocate_grpo.config import Config
 from colocate_grpo.config_file import changes, dump_config, load_config
 from colocate_grpo.errors import ConfigError, DataError
+from colocate_grpo.observe.state import read_state
 
 CONFIG = "config.yaml"
 LOCK = "lock"
-OWN_NAMES = {CONFIG, LOCK, "logs", "attempts", "control", "report", "plan.txt", "doctor.txt"}
+OWN_NAMES = {CONFIG, f".{CONFIG}.partial", LOCK, "logs", "attempts", "control", "report", "plan.txt", "doctor.txt"}
 TAIL_LINES = 40
 TORCHRUN_REPORT = re.compile(r"^E\d{4} [^\n]*torch/distributed/elastic", re.MULTILINE)
 LOCK_PATIENCE_S = 0.5
+
+
+class _Attempt(BaseModel):
+    model_config = ConfigDict(strict=True)
+    started: float | None = None
+    ended: float | None = None
+    kind: str | None = None
+    message: str | None = None
+
+
+class _ExitReport(BaseModel):
+    model_config = ConfigDict(strict=True)
+    kind: str
+    message: str = ""
+    step: int = -1
+
+
+class _StopRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+    reason: str
 
 
 class RunDirectory:
@@ -75,7 +98,7 @@ class RunDirectory:
     def adopt(self, config: Config) -> dict[str, tuple[Any, Any]]:
         """Write the configuration, unless it makes another run; returns the resumable options that changed."""
         resumable: dict[str, tuple[Any, Any]] = {}
-        if (self.path / CONFIG).exists():
+        if self._has_config():
             identity, resumable = changes(self.config(), config)
             if identity:
                 keys = ", ".join(f"{key} (is {old!r}, asked for {new!r})" for key, (old, new) in identity.items())
@@ -90,6 +113,11 @@ class RunDirectory:
         """The configuration the run was last started with."""
         return load_config(self.path / CONFIG)
 
+    def _has_config(self) -> bool:
+        """Whether there is a configuration; a power cut may have left an empty file of one that was not synced."""
+        path = self.path / CONFIG
+        return path.exists() and path.stat().st_size > 0
+
     # Attempts
 
     def log(self, attempt: int) -> Path:
@@ -103,21 +131,19 @@ class RunDirectory:
 
     def record_attempt(self, attempt: int, **values: Any) -> None:
         """Update what is known about an attempt: its start, its end, and why."""
-        path = self.path / "attempts" / f"{attempt}.json"
-        write_json(path, {**(read_json(path) or {}), **values})
+        write_json(self.path / "attempts" / f"{attempt}.json", {**self.attempt(attempt), **values})
 
     def attempt(self, attempt: int) -> dict[str, Any]:
-        """What the driver recorded about an attempt."""
-        return read_json(self.path / "attempts" / f"{attempt}.json") or {}
+        """What the driver recorded about an attempt; empty where nothing readable is there."""
+        return read_object(self.path / "attempts" / f"{attempt}.json", _Attempt)
 
     def exit_report(self, attempt: int) -> dict[str, Any] | None:
         """What the loop itself said about its end: kind, message, step; None if it could not say anything."""
-        report = read_json(self.path / "attempts" / f"{attempt}.exit.json")
-        return report if isinstance(report, dict) and "kind" in report else None
+        return read_object(self.path / "attempts" / f"{attempt}.exit.json", _ExitReport) or None
 
     def state(self) -> dict[str, Any]:
         """The last state.json; empty before the first."""
-        return read_json(self.path / "state.json") or {}
+        return read_state(self.path)
 
     def log_tail(self, attempt: int, lines: int = TAIL_LINES) -> str:
         """The last lines that the ranks of an attempt have written; torchrun's own account of their end is left out."""
@@ -137,7 +163,7 @@ class RunDirectory:
         path = self.path / "control" / "stop"
         if not path.exists():
             return None
-        return (read_json(path) or {}).get("reason", "the file control/stop")
+        return read_object(path, _StopRequest).get("reason", "the file control/stop")
 
     def clear_stop(self) -> None:
         """Forget an earlier request to stop."""

@@ -11,99 +11,49 @@ checkpoint before each attempt loads it, and marks it as damaged where a hash di
 from __future__ import annotations
 
 import errno
-import os
-import re
+import math
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from colocate_grpo.checkpoint.files import (
     REMOVED_PREFIX,
     files_below,
-    read_json,
+    remove,
     remove_tree,
     sha256_all,
     sync_directory,
     sync_tree,
     write_json,
 )
+from colocate_grpo.checkpoint.rollbacks import Rollback, add_rollback, rollbacks
+from colocate_grpo.checkpoint.scan import (
+    DAMAGED,
+    EVALUATION,
+    MANIFEST,
+    MARKS,
+    PINNED,
+    Checkpoint,
+    Scan,
+    Skipped,
+    own_paths,
+    read,
+    scan_directory,
+    step_name,
+    step_of,
+)
 from colocate_grpo.config import CheckpointConfig, Config, StepGuards
 from colocate_grpo.errors import DataError
 
-MANIFEST = "manifest.json"
-EVALUATION = "evaluation.json"
-PINNED = "pinned.json"
-DAMAGED = "damaged.json"
-OWN_FIELDS = {"format", "step", "time", "files", "rollbacks"}
-MARKS = (MANIFEST, EVALUATION, PINNED, DAMAGED)
-ROLLBACKS = "rollbacks.json"
 SAVING_PREFIX = ".saving_"
 REPLACED_PREFIX = ".replaced_"
 DEFAULT_GUARD_WINDOW: int = StepGuards.model_fields["window"].default
 
 
-@dataclass(frozen=True)
-class Rollback:
-    """One return to an earlier checkpoint; `to` is -1 where the run began anew."""
-
-    came_from: int
-    to: int
-    reason: str
-    by: str
-    time: float
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint. `manifest` has at least step, time, files, rollbacks."""
-
-    path: Path
-    step: int
-    manifest: dict[str, Any]
-    evaluation: dict[str, Any] | None = None
-    pinned: bool = False
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(entry["size"] for entry in self.manifest["files"].values())
-
-    @property
-    def awaits_evaluation(self) -> bool:
-        """Saved before an evaluation that was due and has not been written yet."""
-        return bool(self.manifest.get("evaluation_due")) and self.evaluation is None
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A directory that looks like a checkpoint and must not be loaded."""
-
-    path: Path
-    reason: str
-    rolled_back: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.path.name}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The directory at one moment: complete checkpoints in the order of steps, and the others with the reason."""
-
-    complete: list[Checkpoint] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-
-
 class SaveError(OSError):
     """A save that cannot be begun; every earlier checkpoint is as it was."""
-
-
-def rollbacks(run_dir: Path) -> list[Rollback]:
-    """Every rollback of a run; their number salts the sampling seeds."""
-    return [Rollback(**entry) for entry in read_json(Path(run_dir) / ROLLBACKS) or []]
 
 
 class CheckpointStore:
@@ -123,17 +73,8 @@ class CheckpointStore:
     # Reading
 
     def scan(self) -> Scan:
-        """Look at every directory; sizes are compared with the manifest, contents are not read."""
-        found, history = Scan(), self.rollbacks()
-        for path in sorted(self.root.glob("step_*")):
-            if reason := _why_incomplete(path):
-                found.skipped.append(Skipped(path, reason))
-            elif reason := _why_rolled_back(path, history):
-                found.skipped.append(Skipped(path, reason, rolled_back=True))
-            else:
-                found.complete.append(_read(path))
-        found.complete.sort(key=lambda checkpoint: checkpoint.step)
-        return found
+        """Look at every checkpoint; sizes are compared with the manifest, contents are not read."""
+        return scan_directory(self.root, self.rollbacks())
 
     def complete(self) -> list[Checkpoint]:
         """Complete checkpoints in the order of steps."""
@@ -165,12 +106,12 @@ class CheckpointStore:
 
     def get(self, step: int) -> Checkpoint:
         """The complete checkpoint of a step; DataError names what there is."""
-        scan = self.scan()
-        for checkpoint in scan.complete:
+        found = self.scan()
+        for checkpoint in found.complete:
             if checkpoint.step == step:
                 return checkpoint
-        why = [str(s) for s in scan.skipped if s.path == self._path(step)]
-        steps = ", ".join(str(checkpoint.step) for checkpoint in scan.complete) or "none"
+        why = [str(s) for s in found.skipped if s.path == self._path(step)]
+        steps = ", ".join(str(checkpoint.step) for checkpoint in found.complete) or "none"
         raise DataError(f"{self.root}: no complete checkpoint of step {step} {why or ''}(complete: {steps})")
 
     def best(self) -> Checkpoint | None:
@@ -191,15 +132,15 @@ class CheckpointStore:
 
     def tidy(self) -> None:
         """Finish or remove what a kill cut off; only for the writer, while nothing else writes."""
-        for path in self.root.glob(f"{REPLACED_PREFIX}*"):
+        for path in own_paths(self.root, REPLACED_PREFIX):
             original = path.with_name(path.name.removeprefix(REPLACED_PREFIX))
             if original.exists():
                 remove_tree(path)
             else:
                 path.rename(original)
-        for prefix in (SAVING_PREFIX, REMOVED_PREFIX):
-            for path in self.root.glob(f"{prefix}*"):
-                shutil.rmtree(path)
+        for prefix in (SAVING_PREFIX, REMOVED_PREFIX, f"{REMOVED_PREFIX}{REPLACED_PREFIX.lstrip('.')}"):
+            for path in own_paths(self.root, prefix):
+                remove(path)
 
     def begin(self, step: int, needed_bytes: int | None = None) -> Path:
         """A fresh temporary directory for all ranks to write into.
@@ -225,8 +166,7 @@ class CheckpointStore:
 
     def abandon(self, path: Path) -> None:
         """Remove the temporary directory of a save that failed."""
-        if path.exists():
-            shutil.rmtree(path)
+        remove(path)
 
     def publish(self, path: Path, manifest_fields: Mapping[str, Any]) -> Checkpoint:
         """Seal what `begin` gave and all ranks have written, give it its name, then rotate old ones out.
@@ -234,13 +174,13 @@ class CheckpointStore:
         `manifest_fields`: metrics, fingerprints and the like; `evaluation_due=True` keeps the checkpoint until
         `mark_evaluated`. OSError leaves every earlier checkpoint as it was.
         """
-        step = _step_of(path.name.removeprefix(SAVING_PREFIX))
+        step = step_of(path.name.removeprefix(SAVING_PREFIX))
         sync_tree(path)
         write_json(path / MANIFEST, self._manifest(path, step, manifest_fields))
         self._rename(path, self._path(step))
         self.rotate()
         self._remove_dead()
-        return _read(self._path(step))
+        return read(self._path(step))
 
     def mark_evaluated(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the evaluation of a saved step (metric name -> value), which decides what is best."""
@@ -263,9 +203,7 @@ class CheckpointStore:
         """
         if step >= 0:
             self.get(step)
-        entry = Rollback(came_from=came_from, to=step, reason=reason, by=by, time=time.time())
-        write_json(self.run_dir / ROLLBACKS, [vars(old) for old in [*self.rollbacks(), entry]])
-        return entry
+        return add_rollback(self.run_dir, step, came_from, reason, by)
 
     def expendable(self) -> list[Checkpoint]:
         """Complete checkpoints that the rules of `checkpoint.*` no longer keep."""
@@ -283,7 +221,7 @@ class CheckpointStore:
     # Parts
 
     def _path(self, step: int) -> Path:
-        return self.root / f"step_{step:06d}"
+        return self.root / step_name(step)
 
     def _kept(self, complete: list[Checkpoint]) -> set[int]:
         steps = [checkpoint.step for checkpoint in complete]
@@ -301,8 +239,8 @@ class CheckpointStore:
         return kept
 
     def _ranked(self, complete: list[Checkpoint]) -> list[Checkpoint]:
-        scored = [(c.evaluation or {}).get(self.config.best_metric or "") for c in complete]
-        pairs = [(score, c) for score, c in zip(scored, complete, strict=True) if score is not None]
+        scored = [((c.evaluation or {}).get(self.config.best_metric or "", math.nan), c) for c in complete]
+        pairs = [(score, c) for score, c in scored if -math.inf < score < math.inf]
         return [c for _, c in sorted(pairs, key=lambda pair: (-pair[0], pair[1].step))]
 
     def _manifest(self, path: Path, step: int, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,58 +274,10 @@ class CheckpointStore:
         return max(0, missing)
 
     def _remove_dead(self) -> None:
-        """Give up rolled-back and damaged directories, unless nothing complete is left or someone pinned them."""
-        scan = self.scan()
-        if not scan.complete:
+        """Give up what is rolled back or lost, unless nothing complete is left or someone pinned it."""
+        found = self.scan()
+        if not found.complete:
             return
-        for skipped in scan.skipped:
-            if not (skipped.path / PINNED).exists():
+        for skipped in found.skipped:
+            if skipped.lost and not (skipped.path / PINNED).exists():
                 remove_tree(skipped.path)
-
-
-def _step_of(name: str) -> int:
-    match = re.fullmatch(r"step_(\d+)", name)
-    assert match, f"{name} is no checkpoint's name"
-    return int(match[1])
-
-
-def _read(path: Path) -> Checkpoint:
-    return Checkpoint(
-        path=path,
-        step=_step_of(path.name),
-        manifest=read_json(path / MANIFEST),
-        evaluation=read_json(path / EVALUATION),
-        pinned=(path / PINNED).exists(),
-    )
-
-
-def _why_incomplete(path: Path) -> str | None:
-    if not re.fullmatch(r"step_\d+", path.name):
-        return "no checkpoint's name"
-    if (path / DAMAGED).exists():
-        problems = (read_json(path / DAMAGED) or {}).get("problems", ["found damaged"])
-        return f"damaged: {'; '.join(problems[:3])}"
-    manifest = read_json(path / MANIFEST)
-    if (
-        not isinstance(manifest, dict)
-        or manifest.get("step") != _step_of(path.name)
-        or not manifest.keys() >= OWN_FIELDS
-    ):
-        return "no readable manifest: the save did not finish"
-    return next((problem for name, entry in manifest["files"].items() if (problem := _size(path / name, entry))), None)
-
-
-def _size(path: Path, entry: Mapping[str, Any]) -> str | None:
-    try:
-        actual = os.stat(path).st_size
-    except FileNotFoundError:
-        return f"{path.name} is missing"
-    return None if actual == entry["size"] else f"{path.name} has {actual} bytes instead of {entry['size']}"
-
-
-def _why_rolled_back(path: Path, history: list[Rollback]) -> str | None:
-    manifest = read_json(path / MANIFEST)
-    for number, entry in enumerate(history[manifest["rollbacks"] :], start=manifest["rollbacks"] + 1):
-        if manifest["step"] > entry.to:
-            return f"rolled back (rollback {number} went back to step {entry.to})"
-    return None

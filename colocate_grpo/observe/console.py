@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from colocate_grpo.observe.jsonl import Row, read_lines
-from colocate_grpo.observe.metrics import FILE_NAME, eval_points
+from colocate_grpo.disk_full import best_effort
+from colocate_grpo.observe.jsonl import Row
+from colocate_grpo.observe.metrics import MetricsLog, eval_points, is_number
 from colocate_grpo.observe.state import read_state
 
 _REFRESH_S = 0.5
@@ -26,7 +27,7 @@ class LiveConsole:
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         self.run_dir = Path(run_dir)
         self.console = console or Console(stderr=True, highlight=False)
-        self._rows_shown = len(read_lines(self.run_dir / FILE_NAME).rows)
+        self._rows_shown = len(MetricsLog.read(self.run_dir).rows)
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
         self._refreshed = 0.0
 
@@ -46,11 +47,11 @@ class LiveConsole:
         if not force and time.monotonic() - self._refreshed < _REFRESH_S:
             return
         self._refreshed = time.monotonic()
-        rows = read_lines(self.run_dir / FILE_NAME).rows
-        for row in rows[self._rows_shown :]:
-            if line := line_of(row):
+        rows = MetricsLog.read(self.run_dir).rows
+        new, self._rows_shown = rows[self._rows_shown :], max(self._rows_shown, len(rows))
+        with best_effort("the output"):
+            for line in filter(None, map(line_of, new)):
                 self.console.print(line, soft_wrap=True)
-        self._rows_shown = max(self._rows_shown, len(rows))
         if self.console.is_terminal:
             self._live.update(_progress(read_state(self.run_dir)), refresh=True)
 
@@ -77,7 +78,7 @@ def _step_line(row: Row) -> str:
             ("mismatch", "train/train_rollout_logprob_abs_diff", ".1e"),
             ("step", "perf/step_time", ".1f"),
         )
-        if key in row
+        if is_number(row.get(key))
     ]
     return "  ".join(parts) + " s"
 
@@ -85,7 +86,7 @@ def _step_line(row: Row) -> str:
 def _eval_line(row: Row, name: str) -> str:
     what = "untouched model" if row.get("baseline") is not None else f"after step {row['step']}"
     error = row.get(f"eval/{name}/stderr")
-    return f"eval {name} ({what}): pass@1 {row[f'eval/{name}']:.3f}" + (f" ± {error:.3f}" if error is not None else "")
+    return f"eval {name} ({what}): pass@1 {row[f'eval/{name}']:.3f}" + (f" ± {error:.3f}" if is_number(error) else "")
 
 
 def _progress(state: dict[str, Any]) -> Table:
@@ -94,6 +95,6 @@ def _progress(state: dict[str, Any]) -> Table:
     cells: list[Any] = [f"step {state.get('step', 0)}/{state.get('steps', '?')}", str(state.get("phase", ""))]
     if state.get("phase") in ("rollout", "eval") and rollout:
         cells.append(ProgressBar(total=max(rollout["total"], 1), completed=rollout["done"], width=40))
-        cells.append(f"{rollout['done']}/{rollout['total']}  {rollout['tokens_per_s']:.0f} token/s")
+        cells.append(f"{rollout['done']}/{rollout['total']}  {rollout.get('tokens_per_s', 0):.0f} token/s")
     grid.add_row(*cells)
     return grid

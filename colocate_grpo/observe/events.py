@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from colocate_grpo.observe.jsonl import AttemptLog, Row, rows_of
+from colocate_grpo.observe.jsonl import AttemptLog, Row
 
 FILE_NAME = "events.jsonl"
 KINDS = frozenset(
@@ -43,4 +43,4 @@ class EventLog(AttemptLog):
 
 def read_events(run_dir: Path) -> list[Row]:
     """All events in the order of writing; a damaged line is left out with a warning."""
-    return rows_of(Path(run_dir) / FILE_NAME)
+    return EventLog.rows(run_dir)

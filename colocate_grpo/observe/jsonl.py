@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,13 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import BaseModel, ConfigDict
+
+from colocate_grpo.checkpoint.files import has_shape
+
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DamagedLine:
-    """A line that is no JSON object, as a crash or a full disk leaves it."""
+    """A line that is no row, as a crash, a full disk or a flipped bit leaves it."""
 
     path: Path
     number: int
@@ -35,28 +40,43 @@ class Lines:
     damaged: list[DamagedLine] = field(default_factory=list)
 
 
+class Stamped(BaseModel):
+    """What every row of an `AttemptLog` has."""
+
+    model_config = ConfigDict(strict=True)
+    kind: str
+    attempt: int
+    time: float
+
+
 class AttemptLog:
     """Appends to a file of a run directory; the driver and the ranks of an attempt may do so at the same time."""
 
     file_name: ClassVar[str]
+    shape: ClassVar[type[BaseModel]] = Stamped
 
     def __init__(self, run_dir: Path, attempt: int):
         self.path = Path(run_dir) / self.file_name
         self.attempt = attempt
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Lines:
+        """All rows in the order of writing, and the lines that are none."""
+        return read_lines(Path(run_dir) / cls.file_name, cls.shape)
+
+    @classmethod
+    def rows(cls, run_dir: Path) -> list[Row]:
+        """All rows in the order of writing; a damaged line is left out with a warning."""
+        lines = cls.read(run_dir)
+        for damaged in lines.damaged:
+            log.warning("%s", damaged)
+        return lines.rows
 
     def add(self, kind: str, fields: Mapping[str, Any]) -> Row:
         """Append a row with the attempt and the time in Unix seconds, and return it."""
         row = {"kind": kind, "attempt": self.attempt, "time": time.time(), **fields}
         append_row(self.path, row)
         return row
-
-
-def rows_of(path: Path) -> list[Row]:
-    """All rows in the order of writing; a damaged line is left out with a warning."""
-    lines = read_lines(path)
-    for damaged in lines.damaged:
-        log.warning("%s", damaged)
-    return lines.rows
 
 
 def append_row(path: Path, row: Row) -> None:
@@ -74,18 +94,19 @@ def append_row(path: Path, row: Row) -> None:
     finally:
         os.close(descriptor)
     if written < len(line):
-        raise OSError(f"{path}: only {written} of {len(line)} bytes were written; is the disk full?")
+        said = f"only {written} of {len(line)} bytes were written; is the disk full?"
+        raise OSError(errno.ENOSPC, said, str(path))
 
 
-def read_lines(path: Path) -> Lines:
-    """All rows of `path`; an absent file has none, and damaged lines are left out and named."""
+def read_lines(path: Path, shape: type[BaseModel] | None = None) -> Lines:
+    """All rows of `path`; an absent file has none, and damaged lines (also those without `shape`) are named."""
     lines = Lines()
     if not path.exists():
         return lines
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
-        row = _parse(line)
+        row = _parse(line, shape)
         if row is None:
             lines.damaged.append(DamagedLine(path, number, line[:80].decode(errors="replace")))
         else:
@@ -98,12 +119,12 @@ def _is_cut_off(descriptor: int) -> bool:
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
-def _parse(line: bytes) -> Row | None:
+def _parse(line: bytes, shape: type[BaseModel] | None) -> Row | None:
     try:
         row = json.loads(line)
     except ValueError:  # a cut-off line is no JSON, or no UTF-8
         return None
-    return row if isinstance(row, dict) else None
+    return row if isinstance(row, dict) and (shape is None or has_shape(row, shape)) else None
 
 
 def _plain(value: Any) -> Any:

@@ -7,17 +7,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from colocate_grpo.observe.jsonl import AttemptLog, Row, rows_of
+from pydantic import Field
+
+from colocate_grpo.checkpoint.files import has_shape
+from colocate_grpo.observe.jsonl import AttemptLog, Row, Stamped
 
 Kind = Literal["step", "eval", "rollback", "attempt"]
 RESERVED = ("kind", "step", "attempt", "time")
 FILE_NAME = "metrics.jsonl"
 
 
+class MetricsRow(Stamped):
+    """What every row has, and what is reckoned with where a row has it."""
+
+    step: int
+    came_from: int = Field(0, alias="from")
+    rollback: int = 0
+    reason: str = ""
+    baseline: int | None = None
+    updates: int = 0
+
+
 class MetricsLog(AttemptLog):
     """Writes the rows of one attempt."""
 
     file_name = FILE_NAME
+    shape = MetricsRow
 
     def append(self, kind: Kind, step: int, values: Mapping[str, Any]) -> Row:
         """Append a row and return it as it was written.
@@ -32,7 +47,7 @@ class MetricsLog(AttemptLog):
 
 def read_rows(run_dir: Path) -> list[Row]:
     """All rows in the order of writing; a damaged line is left out with a warning."""
-    return rows_of(Path(run_dir) / FILE_NAME)
+    return MetricsLog.rows(run_dir)
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ class StepView:
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps at which `metric` was measured, and its values."""
-        steps = [step for step, row in self.steps.items() if _is_number(row.get(metric))]
+        steps = [step for step, row in self.steps.items() if is_number(row.get(metric))]
         return steps, [float(self.steps[step][metric]) for step in steps]
 
 
@@ -93,11 +108,13 @@ def view(rows: Iterable[Row]) -> StepView:
     """The last row of each step wins; rows that a rollback or a resume went back over are gone, and told.
 
     Steps are done in order: a row of a step also ends what an earlier attempt had written beyond it. Evaluations
-    of the untouched model are never removed: nothing that was trained is in them.
+    of the untouched model are never removed: nothing that was trained is in them. What is no row is left out.
     """
     rows_so_far = _Counting()
     for row in rows:
-        kind = row.get("kind")
+        if not has_shape(row, MetricsRow):
+            continue
+        kind = row["kind"]
         if kind == "step":
             if rows_so_far.has_step_beyond(row):
                 rows_so_far.go_back({**row, "kind": "attempt", "step": row["step"] - 1})
@@ -149,14 +166,14 @@ def _is_beyond(point: EvalPoint, row: Row) -> bool:
 def eval_points(row: Row) -> list[EvalPoint]:
     """The evaluation sets of one "eval" row."""
     prefix = "protocol/"
-    names = [key.removeprefix(prefix) for key in row if key.startswith(prefix)]
-    return [_eval_point(row, name) for name in names if _is_number(row.get(f"eval/{name}"))]
+    names = [key.removeprefix(prefix) for key in row if key.startswith(prefix) and isinstance(row[key], str)]
+    return [_eval_point(row, name) for name in names if is_number(row.get(f"eval/{name}"))]
 
 
 def _eval_point(row: Row, name: str) -> EvalPoint:
     baseline = row.get("baseline")
     prefix = f"eval/{name}/"
-    values = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix) and _is_number(row[key])}
+    values = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix) and is_number(row[key])}
     return EvalPoint(
         name=name,
         protocol=row[f"protocol/{name}"],
@@ -169,5 +186,6 @@ def _eval_point(row: Row, name: str) -> EvalPoint:
     )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a metric was measured: JSON's null, a text or a truth value is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

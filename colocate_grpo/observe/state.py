@@ -7,10 +7,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-from colocate_grpo.checkpoint.files import read_json
+from pydantic import BaseModel, ConfigDict
+
+from colocate_grpo.checkpoint.files import read_object
+from colocate_grpo.disk_full import best_effort
 
 FILE_NAME = "state.json"
 _MIN_INTERVAL_S = 0.5
+
+
+class _Rollout(BaseModel):
+    model_config = ConfigDict(strict=True)
+    done: int
+    total: int
+    tokens_per_s: float = 0.0
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(strict=True)
+    attempt: int
+    step: int
+    steps: int
+    phase: str
+    progress: int
+    time: float
+    last: dict[str, Any]
+    rollout: _Rollout | None = None
 
 
 class StateFile:
@@ -36,8 +58,9 @@ class StateFile:
         self.values["progress"] += 1
         self.values["time"] = time.time()
         partial = self.path.with_name(FILE_NAME + ".partial")
-        partial.write_text(json.dumps(self.values))
-        partial.replace(self.path)
+        with best_effort("state.json"):
+            partial.write_text(json.dumps(self.values))
+            partial.replace(self.path)
         self._written = time.monotonic()
 
     def update_often(self, **values: Any) -> None:
@@ -48,5 +71,5 @@ class StateFile:
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """The last state, or an empty dict where there is none, or what a power cut left of it."""
-    return read_json(Path(run_dir) / FILE_NAME) or {}
+    """The last state, or an empty dict where there is none, or what a power cut left of it (it is not fsynced)."""
+    return read_object(Path(run_dir) / FILE_NAME, _State)

@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
+from colocate_grpo.checkpoint.scan import MANIFEST, own_paths, step_of
 from colocate_grpo.errors import DataError
 from colocate_grpo.observe import events, metrics
-from colocate_grpo.observe.jsonl import DamagedLine, Row, read_lines
+from colocate_grpo.observe.jsonl import DamagedLine, Row
 from colocate_grpo.observe.metrics import EvalPoint, StepView, view
 
 PARTS = "protocol_parts/"
@@ -69,8 +70,8 @@ class RunRecord:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps whose checkpoint directory is there now."""
-        found = (self.run_dir / "checkpoints").glob("step_*/manifest.json")
-        return sorted(int(path.parent.name.removeprefix("step_")) for path in found)
+        found = own_paths(self.run_dir / "checkpoints")
+        return sorted(step_of(path.name) for path in found if (path / MANIFEST).is_file())
 
     def missing(self) -> list[str]:
         """What this report lacks and why, in words."""
@@ -82,8 +83,8 @@ def load_record(run_dir: Path) -> RunRecord:
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise DataError(f"{run_dir}: no such run directory")
-    rows = read_lines(run_dir / metrics.FILE_NAME)
-    happened = read_lines(run_dir / events.FILE_NAME)
+    rows = metrics.MetricsLog.read(run_dir)
+    happened = events.EventLog.read(run_dir)
     config_file = run_dir / "config.yaml"
     if not (config_file.exists() or rows.rows or happened.rows):
         raise DataError(f"{run_dir}: not a run directory: neither config.yaml nor {metrics.FILE_NAME} is there")
