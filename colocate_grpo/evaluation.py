@@ -111,18 +111,23 @@ class Evaluator:
 
 
 def eval_metrics(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """pass@1 and its company; excluded samples (no score) are left out of their problem."""
-    problems: dict[int, list[float]] = {}
+    """pass@1 and its company; excluded samples (no score) are left out of their problem.
+
+    `eval/NAME/reward` is there where the mean of the training reward is not pass@1: a shaped reward.
+    """
+    problems: dict[int, list[Trajectory]] = {}
     for t in trajectories:
         if t.score is not None:
-            problems.setdefault(t.group_id, []).append(float(t.score))
-    means = [statistics.fmean(scores) for scores in problems.values()]
+            problems.setdefault(t.group_id, []).append(t)
+    means = [statistics.fmean(float(t.accuracy or 0.0) for t in samples) for samples in problems.values()]
+    rewards = [statistics.fmean(float(t.score or 0.0) for t in samples) for samples in problems.values()]
     alive = [t for t in trajectories if t.status != "failed"]
     return {
         f"eval/{name}": statistics.fmean(means) if means else float("nan"),
         **clustered_error(f"eval/{name}", means),
+        **({f"eval/{name}/reward": statistics.fmean(rewards)} if rewards != means else {}),
         f"eval/{name}/problems": float(len(means)),
-        f"eval/{name}/samples": max((float(len(scores)) for scores in problems.values()), default=0.0),
+        f"eval/{name}/samples": max((float(len(samples)) for samples in problems.values()), default=0.0),
         f"eval/{name}/failed": float(len(trajectories) - len(alive)),
         f"eval/{name}/no_answer_ratio": share(
             [t.verdict is not None and t.verdict.reason == "no_answer" for t in alive]

@@ -15,11 +15,15 @@ Status = Literal["completed", "truncated", "aborted", "failed"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the reward says of one response. `score` None: excluded, never trained on as a zero."""
+    """What the reward says of one response. `score` None: excluded, never trained on as a zero.
+
+    `accuracy` is what an evaluation counts, where that is not the score: a shaped score has a length penalty in it.
+    """
 
     score: float | None
     reason: str
     detail: str = ""
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,13 @@ class Trajectory:
         if self.status == "failed" or self.verdict is None:
             return None
         return self.verdict.score
+
+    @property
+    def accuracy(self) -> float | None:
+        """The score without its shaping, or None where the trajectory is excluded."""
+        shaped = self.score
+        unshaped = self.verdict.accuracy if self.verdict else None
+        return shaped if shaped is None or unshaped is None else unshaped
 
     def to_json(self) -> dict[str, Any]:
         verdict = vars(self.verdict) if self.verdict else None

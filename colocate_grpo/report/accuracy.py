@@ -157,8 +157,8 @@ def _dumped_scores(path: Path, _modified_ns: int) -> Scores:
     """Read once a report: the dumps of long answers are large."""
     scores: Scores = {}
     for t in read_trajectories(path):
-        if t.score is not None:
-            scores.setdefault(f"{t.prompt_id}#{t.group_id}", []).append(t.score)
+        if t.accuracy is not None:
+            scores.setdefault(f"{t.prompt_id}#{t.group_id}", []).append(t.accuracy)
     return scores
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -100,6 +101,8 @@ class Optimize(_Checked):
         value = self.check(answer, task.gold)
         if value is None:
             return Verdict(0.0, "wrong", "invalid")
+        if math.isnan(float(value)):
+            return Verdict(None, "error", "the checker's objective is nan")
         progress = (float(value) - bounds[0]) / (bounds[1] - bounds[0])
         score = 0.1 + 0.9 * min(1.0, max(0.0, progress))
         return Verdict(score, "correct" if progress >= 1.0 else "wrong", f"objective {value}")
@@ -125,12 +128,17 @@ class SoftOverlong:
 
 
 class Weighted:
-    """Weighted sum of rewards; the reason is that of the first part. Excluded when any part is excluded."""
+    """Weighted sum of rewards. Excluded when any part is excluded.
+
+    Reason and accuracy are those of the first part that judges the answer and not its length.
+    """
 
     def __init__(self, parts: list[dict[str, Any]]) -> None:
         if not parts:
             raise ConfigError("reward.options.parts: empty; allowed: a list of {function, weight, options}")
         self.parts = [(float(p.get("weight", 1.0)), load_reward(p["function"], p.get("options", {}))) for p in parts]
+        judges = [i for i, (_, reward) in enumerate(self.parts) if not isinstance(reward, SoftOverlong)]
+        self.judge = judges[0] if judges else 0
 
     async def __call__(self, task: RewardTask) -> Verdict:
         verdicts = [as_verdict(await _awaited(reward(task))) for _, reward in self.parts]
@@ -138,7 +146,9 @@ class Weighted:
         if any(verdict.score is None for verdict in verdicts):
             return Verdict(None, next(v.reason for v in verdicts if v.score is None), detail)
         total = sum(weight * (v.score or 0.0) for (weight, _), v in zip(self.parts, verdicts, strict=True))
-        return Verdict(total, verdicts[0].reason, detail)
+        judged = verdicts[self.judge]
+        accuracy = judged.score if judged.accuracy is None else judged.accuracy
+        return Verdict(total, judged.reason, detail, accuracy)
 
 
 BUILTIN: dict[str, type] = {
@@ -204,10 +214,16 @@ def run_reward(reward: Reward, task: RewardTask) -> Verdict:
 
 
 def as_verdict(value: Any) -> Verdict:
-    """A score as a verdict: 1 or more is `correct`, None is excluded."""
-    if isinstance(value, Verdict):
-        return value
+    """A score as a verdict: 1 or more is `correct`, None is excluded, and what is no finite number an error."""
     if value is None:
         return Verdict(None, "excluded")
-    score = float(value)
-    return Verdict(score, "correct" if score >= 1.0 else "wrong")
+    if not isinstance(value, Verdict):
+        score = float(value)
+        value = Verdict(score, "correct" if score >= 1.0 else "wrong")
+    score, accuracy = (None if x is None else float(x) for x in (value.score, value.accuracy))
+    for name, number in (("score", score), ("accuracy", accuracy)):
+        if number is not None and not math.isfinite(number):
+            return Verdict(
+                None, "error", f"the reward's {name} is {number}, not a finite number {value.detail}".strip()
+            )
+    return Verdict(score, str(value.reason), str(value.detail), accuracy)

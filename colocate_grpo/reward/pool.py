@@ -288,8 +288,7 @@ class RewardPool:
             if sum(other.ready for other in self._crew) >= self.workers:
                 self._ready.set()
         else:
-            verdict = Verdict(message["score"], message["reason"], message["detail"])
-            self._finish(worker, verdict)
+            self._finish(worker, Verdict(**message))
 
     def _finish(self, worker: _Worker, verdict: Verdict) -> None:
         job, worker.job, worker.deadline = worker.job, None, None

@@ -84,7 +84,7 @@ def _reply(handle: Callable[[dict[str, Any]], Verdict], message: dict[str, Any])
     except Exception as error:  # a reward function of the user may raise anything; the run must go on
         detail = f"{type(error).__name__}: {error}"
         return {"score": None, "reason": "error", "detail": detail[:2000]}
-    return {"score": verdict.score, "reason": verdict.reason, "detail": verdict.detail[:2000]}
+    return {**vars(verdict), "detail": verdict.detail[:2000]}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,19 @@ def test_pass_at_1_is_the_mean_over_problems_and_its_error_is_clustered():
     assert metrics["eval/aime/samples"] == 2
 
 
+def test_a_shaped_reward_leaves_pass_at_1_as_it_is():
+    samples = [made(0, 1), made(1, 0), made(2, 1)]
+    for sample in samples:
+        sample.verdict = Verdict(sample.verdict.score - 1.0, "wrong", accuracy=sample.verdict.score)
+    samples.append(made(3, None, reason="error"))
+    metrics = eval_metrics("x", samples)
+    assert metrics["eval/x"] == pytest.approx(2 / 3)
+    assert metrics["eval/x/stderr"] == pytest.approx(1 / 3)
+    assert metrics["eval/x/reward"] == pytest.approx(-1 / 3)
+    assert rollout_metrics(samples)["rollout/raw_reward"] == pytest.approx(-1 / 3)
+    assert "eval/x/reward" not in eval_metrics("x", [made(0, 1), made(1, 0)])
+
+
 def test_what_failed_or_is_excluded_is_no_zero():
     samples = [made(0, 1), made(0, None, "failed"), made(1, None, reason="bad_gold"), made(2, 0, reason="no_answer")]
     metrics = eval_metrics("x", samples)

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo.trajectory import Verdict
+
 DATA = Path(__file__).parents[2] / "data"
 HOSTILE = {"dos", "bytes", "injection"}
 
@@ -42,6 +44,18 @@ def chatter(task: Any) -> float:
     print("x" * 10_000)
     sys.stderr.write("")
     return 0.5
+
+
+def divided_by_zero(task: Any) -> Any:
+    return Verdict(float(task.response), "wrong", "0 / 0")
+
+
+def shaped(task: Any) -> Verdict:
+    return Verdict(-0.25, "correct", accuracy=1.0)
+
+
+def no_objective(answer: str, gold: Any) -> float:
+    return float("nan")
 
 
 async def half(task: Any, scale: float = 1.0) -> float:

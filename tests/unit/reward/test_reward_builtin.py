@@ -87,6 +87,31 @@ def test_wrong_options(function: str, options: dict) -> None:
         load_reward(function, options)
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_finite_number_is_no_score(score: float) -> None:
+    for value in (score, Verdict(score, "wrong"), Verdict(1.0, "correct", accuracy=score)):
+        verdict = as_verdict(value)
+        assert (verdict.score, verdict.reason) == (None, "error")
+        assert str(score) in verdict.detail
+    task = RewardTask(str(score), "5")
+    assert run_reward(load_reward("reward_data:divided_by_zero", {}), task).score is None
+    parts = [{"function": "soft_overlong", "options": {"cache": 20}}, {"function": "reward_data:divided_by_zero"}]
+    assert run_reward(load_reward("weighted", {"parts": parts}), task).reason == "error"
+    objective = load_reward("optimize", {"checker": "reward_data:no_objective", "target": 5})
+    assert run_reward(objective, RewardTask(r"\boxed{5}", "5")).reason == "error"
+
+
+def test_the_accuracy_of_a_sum_is_that_of_the_part_that_judges_the_answer() -> None:
+    parts = [{"function": "soft_overlong", "options": {"cache": 20}}, {"function": "math_boxed"}]
+    reward = load_reward("weighted", {"parts": parts})
+    for answer, accuracy, reason in (("5", 1.0, "correct"), ("6", 0.0, "wrong")):
+        task = RewardTask(rf"\boxed{{{answer}}}", "5", response_tokens=100, max_tokens=100)
+        verdict = run_reward(reward, task)
+        assert (verdict.score, verdict.accuracy, verdict.reason) == (accuracy - 1.0, accuracy, reason)
+    outer = load_reward("weighted", {"parts": [{"function": "weighted", "options": {"parts": parts}}]})
+    assert run_reward(outer, task).accuracy == 0.0
+
+
 def test_scores_as_verdicts() -> None:
     assert as_verdict(1) == Verdict(1.0, "correct")
     assert as_verdict(True) == Verdict(1.0, "correct")

@@ -14,6 +14,7 @@ from reward_data import HOSTILE, rows
 
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.reward.pool import Pending, RewardPool, RewardTask
+from colocate_grpo.trajectory import Verdict
 
 LIMIT_S = 1.0
 SCOPE = {"answer_scope": "after_think"}
@@ -240,6 +241,8 @@ def test_user_functions() -> None:
             verdict = pool.grade_many([RewardTask("text", {"any": "gold"})])[0]
             assert (verdict.score, verdict.reason) == wanted
     assert verdict.detail == "KeyError: 'text'"
+    with make("reward_data:shaped") as pool:
+        assert pool.grade_many([RewardTask("", 1)]) == [Verdict(-0.25, "correct", accuracy=1.0)]
 
 
 def test_a_class_is_made_once_a_worker_with_its_options() -> None:
