@@ -1,4 +1,4 @@
-"""Host RAM against the plan: what sleeps lies there."""
+"""Host RAM against the plan: what sleeps lies there, and a save gathers its states there."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from colocate_grpo.doctor.finding import Context, Finding, fail, ok, warn
 from colocate_grpo.doctor.planned import planned
 
 GIB = 2**30
+SMALLER_STATE = "use train.optimizer.kind=sr_adamw, whose state is a third"
+# Phase of the host plan -> what makes it smaller.
+MENDS = {
+    "asleep": f"set memory.backup_dir to a fast disk, or {SMALLER_STATE}",
+    "train": "set algorithm.kl.coef=0 (no reference), or memory.backup_dir to a fast disk",
+    "save": SMALLER_STATE,
+    "load": f"{SMALLER_STATE}, or a larger parallel.tp with a smaller parallel.dp",
+}
 
 
 def check(context: Context) -> Finding:
     available, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     if context.config is None or not context.wants_gpu:
         return ok(f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB available")
-    needed = planned(context).host.total
-    what = f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB available, the plan needs {needed / GIB:.1f}"
-    if needed > total:
-        return fail(what, "set memory.backup_dir to a fast disk, or use train.optimizer.kind=sr_adamw")
-    if needed > available:
-        return warn(what, "close other programs, or set memory.backup_dir to a fast disk")
+    host = planned(context).host
+    what = (
+        f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB available, "
+        f"the plan needs {host.total / GIB:.1f} ({host.fullest})"
+    )
+    if host.total > total:
+        return fail(what, MENDS[host.fullest])
+    if host.total > available:
+        return warn(what, f"close other programs, or: {MENDS[host.fullest]}")
     return ok(what)

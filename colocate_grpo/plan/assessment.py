@@ -9,8 +9,9 @@ import psutil
 
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError
-from colocate_grpo.plan.disk import DiskPlan, HostPlan, plan_disk, plan_host
+from colocate_grpo.plan.disk import DiskPlan, plan_disk
 from colocate_grpo.plan.hardware import GIB, RTX_4090, Assumptions, Card, runs_on_gpu
+from colocate_grpo.plan.host import HostPlan, plan_host
 from colocate_grpo.plan.memory import MemoryPlan, micro_batch, plan_memory
 from colocate_grpo.plan.model_shape import read_model_config
 from colocate_grpo.plan.timing import TimePlan, plan_time
@@ -57,7 +58,7 @@ def plan_shape(shape: ModelShape, config: Config, assumed: Assumptions) -> Plan:
     time = plan_time(shape, config, memory.kv, card, assumed)
     batch = config.rollout.prompts_per_step * config.rollout.group_size
     tokens = time.tokens if time else batch * config.rollout.max_new_tokens
-    disk, host = plan_disk(shape, config, tokens), plan_host(config, memory.trainer, assumed)
+    disk, host = plan_disk(shape, config, tokens), plan_host(shape, config, memory.trainer, assumed)
     return Plan(config, shape, card, memory, host, disk, time)
 
 
@@ -100,8 +101,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "phases": {phase: dict(rows) | {"total": memory.total(phase)} for phase, rows in memory.table.items()},
         "kv": {"bytes_per_token": memory.kv.bytes_per_token, "tokens": memory.kv.tokens,
                "full_length": memory.kv.full_length, "sequences": memory.kv.sequences},
-        "host": {"backup": plan.host.backup, "processes": plan.host.processes, "shm": plan.host.shm,
-                 "total": plan.host.total},
+        "host": {"phases": dict(plan.host.phases), "fullest": plan.host.fullest,
+                 "processes": plan.host.processes, "shm": plan.host.shm, "total": plan.host.total},
         "disk": {"checkpoint": plan.disk.checkpoint, "live": plan.disk.live, "export": plan.disk.export,
                  "dumps": plan.disk.dumps, "total": plan.disk.total},
         "seconds": _times(plan.time) if plan.time else None,

@@ -1,12 +1,11 @@
-"""Bytes outside the GPU: checkpoints and dumps on disk, host RAM, and /dev/shm."""
+"""Bytes on disk: checkpoints, exports and dumps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from colocate_grpo.config import Config
-from colocate_grpo.plan.hardware import GIB, MIB, Assumptions
-from colocate_grpo.plan.memory import ELEMENT, TrainerBytes
+from colocate_grpo.plan.memory import ELEMENT
 from colocate_grpo.train.shape import ModelShape
 
 # One token of a trajectory in a jsonl.zst dump: its id, mask and log-prob after compression.
@@ -31,19 +30,6 @@ class DiskPlan:
     @property
     def total(self) -> int:
         return self.checkpoint * (self.live + 1) + self.export + self.dumps
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """Bytes of host RAM when the trainer sleeps, and of /dev/shm."""
-
-    backup: int
-    processes: int
-    shm: int
-
-    @property
-    def total(self) -> int:
-        return self.backup + self.processes + self.shm
 
 
 def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
@@ -94,18 +80,3 @@ def most_kept(config: Config) -> int:
     every = (config.run.steps - 1) // keep.keep_every if keep.keep_every else 0
     best = keep.keep_best if config.eval.every else 0
     return min(keep.keep_last + guarded + every + best, config.run.steps - 1)
-
-
-def plan_host(config: Config, trainer: TrainerBytes, assumed: Assumptions) -> HostPlan:
-    """What sleeps lies in host RAM (or in `memory.backup_dir`): optimizer state, and weights without fp32 masters."""
-    masters = config.train.optimizer.kind == "adamw" and config.model.dtype == "bfloat16"
-    asleep = trainer.optimizer + (0 if masters else trainer.weights)
-    ranks, workers = config.parallel.world_size, config.rollout.engines * config.rollout.tp
-    servers = workers if config.rollout.engine == "sglang" else 0
-    resident = ranks * assumed.trainer_rss_gib + servers * assumed.engine_rss_gib + assumed.driver_rss_gib
-    nccl_ranks = (ranks if ranks > 1 else 0) + (servers if config.rollout.tp > 1 else 0)
-    return HostPlan(
-        backup=0 if config.memory.backup_dir else ranks * asleep,
-        processes=int(resident * GIB),
-        shm=int(nccl_ranks * assumed.nccl_shm_mib * MIB),
-    )

@@ -22,6 +22,9 @@ CLASSES = (
 )  # fmt: skip
 # The stochastic-rounding optimizer works through chunks of 2**22 values, in fp32 and with 64-bit random numbers.
 STOCHASTIC_CHUNK_BYTES = 2**22 * 64
+# What SGLang gives FlashInfer, in MiB: by family, else, and where it is deterministic. Neither sleep nor wake moves it.
+FLASHINFER_MIB = {"qwen2": 512, "qwen3": 512}
+FLASHINFER_OTHERS_MIB, FLASHINFER_DETERMINISTIC_MIB = 384, 2048
 PHASES = ("engine_start", "rollout", "train", "update", "save", "push")
 
 
@@ -33,6 +36,7 @@ class TrainerBytes:
     gradients: int
     optimizer: int
     update_temporaries: int
+    save_temporaries: int
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,17 @@ def flat_elements(shape: ModelShape, tp: int, dp: int) -> int:
 
 
 def trainer_bytes(shape: ModelShape, config: Config) -> TrainerBytes:
-    """What one rank holds: a flat buffer of weights, one of gradients, and its DP share of optimizer state."""
+    """What one rank holds: a flat buffer of weights, one of gradients, and its DP share of optimizer state.
+
+    With stochastic rounding a save gathers one moment at a time on the card.
+    """
     elements = flat_elements(shape, config.parallel.tp, config.parallel.dp)
     share = elements // config.parallel.dp
     element = ELEMENT[config.model.dtype]
     if config.train.optimizer.kind == "sr_adamw":
-        return TrainerBytes(elements * 2, elements * 2, share * 2 * 2, STOCHASTIC_CHUNK_BYTES)
+        return TrainerBytes(elements * 2, elements * 2, share * 2 * 2, STOCHASTIC_CHUNK_BYTES, elements * 2)
     masters = 0 if element == 4 else 4
-    return TrainerBytes(elements * element, elements * 4, share * (8 + masters), 0)
+    return TrainerBytes(elements * element, elements * 4, share * (8 + masters), 0, 0)
 
 
 def engine_element(config: Config) -> int:
@@ -149,19 +156,25 @@ def plan_memory(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
     trainer_rows = {"weights": trainer.weights, "gradients": trainer.gradients, "optimizer": trainer.optimizer,
                     "nccl": overhead["nccl"], "contexts": overhead["contexts"]}  # fmt: skip
     activations = activation_peak(shape, micro_batch(config))
+    asleep = {"workspace": _engine_asleep(shape, config, assumed)}
     residue = {"contexts": overhead["contexts"], "nccl": overhead["nccl_asleep"], "workspace": overhead["residue"]}
     table = {
         "engine_start": {**engine, "kv_cache": kv.bytes, "contexts": overhead["contexts"]},
         "rollout": {**engine, "kv_cache": kv.bytes, **residue, "workspace": engine["workspace"] + residue["workspace"]},
-        "train": trainer_rows | _working(activations, assumed),
-        "update": trainer_rows | _working(trainer.update_temporaries, assumed),
-        "save": trainer_rows | _working(0, assumed),
+        "train": _sum(trainer_rows, _working(activations, assumed), asleep),
+        "update": _sum(trainer_rows, _working(trainer.update_temporaries, assumed), asleep),
+        "save": _sum(trainer_rows, _working(trainer.save_temporaries, assumed), asleep),
         "push": {"weights": trainer.weights, "engine_weights": engine["engine_weights"],
                  "contexts": overhead["contexts"], "nccl": overhead["nccl"],
-                 "workspace": _push_buckets(config) + overhead["residue"],
+                 "workspace": _push_buckets(shape, config) + asleep["workspace"],
                  "fragmentation": _fragmentation(0, assumed)},
     }  # fmt: skip
     return MemoryPlan(budget, trainer, kv, table, _suggested_fraction(config, budget, engine, kv, assumed))
+
+
+def _sum(*rows: Mapping[str, int]) -> dict[str, int]:
+    """Rows of several owners, bytes of the same class added."""
+    return {name: sum(row.get(name, 0) for row in rows) for name in dict.fromkeys(n for row in rows for n in row)}
 
 
 def _working(temporary: int, assumed: Assumptions) -> dict[str, int]:
@@ -194,9 +207,31 @@ def _engine_rows(shape: ModelShape, config: Config, assumed: Assumptions) -> dic
     weights = engine_parameters(shape, config.rollout.tp) * engine_element(config)
     if not runs_on_gpu(config):
         return {"engine_weights": weights, "cuda_graphs": 0, "workspace": 0}
-    nccl = _bytes(assumed.engine_nccl_gib) if config.rollout.tp > 1 else 0
     graphs = 0 if config.rollout.engine == "embedded" or no_cuda_graphs(config) else _bytes(assumed.cuda_graphs_gib)
-    return {"engine_weights": weights, "cuda_graphs": graphs, "workspace": nccl + _bytes(assumed.engine_workspace_gib)}
+    buffers = _engine_buffers(shape, config, assumed)
+    return {
+        "engine_weights": weights, "cuda_graphs": graphs, "workspace": buffers + _bytes(assumed.engine_workspace_gib),
+    }  # fmt: skip
+
+
+def _engine_buffers(shape: ModelShape, config: Config, assumed: Assumptions) -> int:
+    """What an engine holds awake and asleep: NCCL's buffers and FlashInfer's workspace."""
+    if config.rollout.engine != "sglang" or not runs_on_gpu(config):
+        return 0
+    options = config.rollout.sglang
+    nccl = _bytes(assumed.engine_nccl_gib) if config.rollout.tp > 1 else 0
+    if options.get("attention_backend") not in (None, "flashinfer"):
+        return nccl
+    if options.get("enable_deterministic_inference"):
+        return nccl + FLASHINFER_DETERMINISTIC_MIB * MIB
+    return nccl + FLASHINFER_MIB.get(shape.family, FLASHINFER_OTHERS_MIB) * MIB
+
+
+def _engine_asleep(shape: ModelShape, config: Config, assumed: Assumptions) -> int:
+    """What a sleeping engine process keeps of a card besides its context."""
+    if config.rollout.engine != "sglang" or not runs_on_gpu(config):
+        return 0
+    return _engine_buffers(shape, config, assumed) + _bytes(assumed.saver_residue_gib)
 
 
 def no_cuda_graphs(config: Config) -> bool:
@@ -228,9 +263,11 @@ def _suggested_fraction(
     return (engine["engine_weights"] + max(0, kv.bytes)) / (budget - _bytes(assumed.cuda_context_gib))
 
 
-def _push_buckets(config: Config) -> int:
-    """A gathered bucket, its flattened copy, and the engine's copy while it loads."""
-    return 3 * config.rollout.bucket_mib * MIB
+def _push_buckets(shape: ModelShape, config: Config) -> int:
+    """A gathered bucket, its flattened copy, and the engine's copy while it loads. A larger tensor goes alone."""
+    width = max(shape.padded_vocab(config.parallel.tp), shape.ffn, shape.heads * shape.head_dim)
+    largest = width * shape.hidden * ELEMENT[config.model.dtype]
+    return 3 * max(config.rollout.bucket_mib * MIB, largest)
 
 
 def _bytes(gib: float) -> int:

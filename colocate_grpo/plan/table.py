@@ -113,9 +113,10 @@ def _other_lines(plan: Plan) -> Iterator[str]:
             f"             counts on rollout.sglang.mem_fraction_static={fraction:.2f}, which is not set: "
             "SGLang's own choice leaves the trainer no room"
         )
+    phases = ", ".join(f"{phase} {size / GIB:.1f}" for phase, size in host.phases.items())
     yield (
-        f"host RAM     {host.total / GIB:.1f} GiB: {host.backup / GIB:.1f} asleep, "
-        f"{host.processes / GIB:.1f} processes, {host.shm / GIB:.2f} /dev/shm"
+        f"host RAM     {host.total / GIB:.1f} GiB at its fullest ({host.fullest}): "
+        f"{host.processes / GIB:.1f} processes, {host.shm / GIB:.2f} /dev/shm, and by phase {phases}"
     )
     yield (
         f"disk         {disk.total / GIB:.1f} GiB: checkpoint {disk.values / GIB:.1f} GiB x "

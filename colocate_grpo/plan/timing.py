@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from colocate_grpo.config import Config, EvalSet
-from colocate_grpo.plan.disk import checkpoint_bytes, plan_host
+from colocate_grpo.plan.disk import checkpoint_bytes
 from colocate_grpo.plan.hardware import Assumptions, Card, runs_on_gpu
+from colocate_grpo.plan.host import moved_bytes
 from colocate_grpo.plan.lengths import LengthModel
 from colocate_grpo.plan.memory import (
     ELEMENT,
@@ -22,7 +23,7 @@ from colocate_grpo.plan.memory import (
 )
 from colocate_grpo.plan.model_shape import engine_parameters, forward_flops, kv_bytes_per_token
 from colocate_grpo.plan.rollout import Engine, Job, Latency, Outcome, Scheduler
-from colocate_grpo.plan.training_time import training_seconds
+from colocate_grpo.plan.training_time import host_speed, training_seconds
 from colocate_grpo.train.shape import ModelShape
 
 # Rows of an evaluation file that is not here: AIME has 30 problems.
@@ -200,9 +201,7 @@ def _push_seconds(shape: ModelShape, config: Config, assumed: Assumptions) -> fl
 
 def _sleep_wake_seconds(config: Config, trainer: TrainerBytes, card: Card, assumed: Assumptions) -> float:
     """Out and in again; all cards share the host's memory bandwidth."""
-    asleep = plan_host(config, trainer, assumed).backup or config.parallel.world_size * trainer.optimizer
-    speed = min(card.pcie_gb_s * config.parallel.world_size, assumed.pcie_host_gb_s) * 1e9
-    return 2 * asleep / speed
+    return 2 * moved_bytes(config, trainer) / host_speed(config, card, assumed)
 
 
 def run_hours(config: Config, time: TimePlan) -> float:

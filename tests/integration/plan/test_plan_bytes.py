@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import activations_worker
+import host_worker
 import pytest
 
 from colocate_grpo.config import Config
 from colocate_grpo.plan.activations import MicroBatch, activation_peak
 from colocate_grpo.plan.disk import checkpoint_bytes
+from colocate_grpo.plan.host import load_bytes, save_bytes
 from colocate_grpo.plan.memory import trainer_bytes
 from colocate_grpo.plan.model_shape import read_model_config
 from colocate_grpo.train.shape import ModelShape
@@ -97,3 +99,13 @@ def test_checkpoint_size_equals_the_directorys(tp: int, measured: Callable[[int]
         config = activations_worker.config_of(tp, dtype, True, kind)
         planned = checkpoint_bytes(ModelShape.from_hf(activations_worker.MODELS[name]), config)
         assert planned == pytest.approx(size, rel=CHECKPOINT_TOLERANCE), case
+
+
+def test_host_memory_of_saving_and_loading_equals_the_kernels_peaks(tmp_path: Path) -> None:
+    run([str(HERE / "host_worker.py"), str(tmp_path)], tmp_path / "log", processes=2)
+    first, other = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1))
+    shape = ModelShape.from_hf(host_worker.HF)
+    for kind in host_worker.KINDS:
+        config = host_worker.config(2, kind)
+        assert (first[kind]["save"], other[kind]["save"]) == pytest.approx(save_bytes(shape, config), rel=0.03), kind
+        assert max(first[kind]["load"], other[kind]["load"]) == pytest.approx(load_bytes(shape, config), rel=0.2), kind

@@ -82,3 +82,21 @@ def test_a_cpu_server_caches_what_it_is_started_with(tmp_path: Path) -> None:
     config = load_config(CONFIGS / "demo_sglang.yaml", [f"run.dir={tmp_path}"])
     options = server_options(config, tmp_path, "cpu", 0, 1, "key")
     assert make_plan(config).memory.kv.tokens == options["max_total_tokens"]
+
+
+def test_what_a_sleeping_engine_keeps_is_in_the_trainers_columns(plan: Plan) -> None:
+    """Of an engine TP2 of Qwen3: NCCL 0.35, FlashInfer 0.5, the process 0.1; the trainer's own workspace 0.25."""
+    for phase in ("train", "update", "save"):
+        assert gib(plan.memory.table[phase]["workspace"]) == 1.2
+
+
+def test_another_attention_backend_or_no_server_keeps_less(reference: Config) -> None:
+    rollout = reference.rollout.model_copy(update={"sglang": {**reference.rollout.sglang, "attention_backend": "fa3"}})
+    assert gib(make_plan(reference.model_copy(update={"rollout": rollout})).memory.table["train"]["workspace"]) == 0.7
+    embedded = reference.rollout.model_copy(update={"engine": "embedded", "engines": 1, "tp": 1, "slots": 1})
+    assert gib(make_plan(reference.model_copy(update={"rollout": embedded})).memory.table["train"]["workspace"]) == 0.25
+
+
+def test_a_push_takes_three_of_its_largest_tensor(plan: Plan) -> None:
+    """The embedding of 151,936 x 2,560 in bf16 goes alone, three times the 256 MiB of a bucket."""
+    assert plan.memory.table["push"]["workspace"] - 3 * 151_936 * 2_560 * 2 == pytest.approx(0.95 * GIB, rel=1e-6)
