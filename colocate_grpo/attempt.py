@@ -56,6 +56,8 @@ class Attempt:
         self.resume_state: dict[str, Any] | None = None
         self.saved_step = -1
         self._skip = False
+        self._guarded_version = -1
+        self._has_engines = False
         self.resumed_at: int | None = None
         self._turn = 0
         if lead:
@@ -82,6 +84,7 @@ class Attempt:
         if self.lead:
             engine = make_engine(self.config, self.run_dir, self.model_dir, self.lead.events.emit)
             self.lead.start(engine, salt=len(rollbacks(self.run_dir)))
+        self._has_engines = True
         self._note_engines(weights=True, kv_cache=True)
         self.sleep_engines()
 
@@ -136,16 +139,30 @@ class Attempt:
         self._follow(self.agree(f"rollout/{step}", decide))
         return None if self._skip else batch
 
+    def is_dumped(self, step: int, rollouts: Path) -> bool:
+        """False after the last step of an earlier run. Raises StopRequested."""
+
+        def decide() -> str:
+            if self._lead.stop_file.exists():
+                return STOP
+            return GO if _dump(rollouts, step).exists() else NOTHING
+
+        decision = self.agree("dump", decide)
+        self._follow(decision)
+        return decision != NOTHING
+
     def dumped_batch(self, step: int, rollouts: Path) -> list[Trajectory] | None:
-        """The batch of an earlier run; None after its last one."""
-        path = rollouts / f"step_{step}.jsonl.zst"
-        if self.agree("dump", lambda: str(path) if path.exists() else NOTHING) == NOTHING:
-            return None
-        if not self.lead:
-            return []
-        batch = list(read_trajectories(path))
-        self.row |= rollout_metrics(batch)
-        return batch
+        """As `rollout`, from the dump of an earlier run."""
+        batch: list[Trajectory] = []
+
+        def decide() -> str:
+            batch.extend(read_trajectories(_dump(rollouts, step)))
+            metrics = rollout_metrics(batch)
+            self.row |= metrics
+            return self._lead.judge_rollout(step, metrics)
+
+        self._follow(self.agree(f"dump/{step}", decide))
+        return None if self._skip else batch
 
     def sleep_engines(self) -> None:
         """Engines give their cards away; every rank knows when they have."""
@@ -167,8 +184,11 @@ class Attempt:
         with self.timer("perf/sleep_wake_time"):
             self.trainer.sleep(("optimizer", "gradients"))
 
-    def update(self, step: int, batch: list[Trajectory]) -> None:
-        """The GRPO update, its guards, and the new weight version."""
+    def update(self, step: int, batch: list[Trajectory] | None) -> None:
+        """The GRPO update, its guards, and the new weight version; nothing of it for a batch to be skipped (None)."""
+        if batch is None:  # its prompts are used up all the same
+            self.row["train/skipped"] = 1.0
+            return
         self.ledger.enter("train")
         self.ledger.require()
         self._phase("train")
@@ -177,17 +197,19 @@ class Attempt:
         self.row |= metrics
         self.version += 1
         self._follow(self.agree(f"step/{step}", lambda: self._lead.judge_step(step, self.row, self.resumed_at)))
+        if self._skip:
+            self._guarded_version = self.version
 
     def save_if_due(self, step: int) -> None:
-        """A failed save is told and the run goes on; a step that a guard marked is not saved."""
+        """A failed save is told and the run goes on."""
         self._remember(step)
-        if (step + 1) % self.config.checkpoint.every == 0 and not self._skip:
+        if (step + 1) % self.config.checkpoint.every == 0:
             self.save()
 
     def save(self) -> None:
         """Checkpoint of the last finished step; the trainer must be awake."""
         assert self.resume_state is not None
-        if self.resume_state["step"] in (-1, self.saved_step):
+        if not self._is_worth_saving:
             return
         self.ledger.enter("save")
         self.ledger.require()
@@ -233,17 +255,14 @@ class Attempt:
         if step >= 0 and self.config.eval.every and (step + 1) % self.config.eval.every == 0:
             self._evaluate(step, None)
 
-    def skip(self, step: int) -> None:
-        """Go on without an update; the prompts are used up all the same."""
-        self.row["train/skipped"] = 1.0
-        self._remember(step)
-
     def save_from_rollout(self) -> None:
         """Save what is not saved yet while the engines hold the cards: at the end of a run, or of its patience."""
-        if self.resume_state and self.resume_state["step"] not in (-1, self.saved_step):
+        if not self._is_worth_saving:
+            return
+        if self._has_engines:
             self.sleep_engines()
             self.wake_trainer()
-            self.save()
+        self.save()
 
     def finish(self) -> None:
         """Save the last step, and say that the run went to its end."""
@@ -292,6 +311,12 @@ class Attempt:
             return GO
 
         self._follow(self.agree(f"eval/{step}/{repeat}", decide))
+
+    @property
+    def _is_worth_saving(self) -> bool:
+        """There is a finished step, it is not saved yet, and no guard said to skip its weights."""
+        state = self.resume_state or {"step": -1}
+        return state["step"] not in (-1, self.saved_step) and state["version"] != self._guarded_version
 
     @property
     def _groups(self) -> list[ProcessGroup]:
@@ -350,3 +375,7 @@ class Attempt:
             raise GuardStop(why)
         if what == ROLL_BACK:
             raise RollBack(why)
+
+
+def _dump(rollouts: Path, step: int) -> Path:
+    return rollouts / f"step_{step}.jsonl.zst"

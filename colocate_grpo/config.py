@@ -296,7 +296,8 @@ class StepGuards(Section):
     logprob_mismatch_factor: float = Field(3.0, gt=1, description="Times its earlier value (trend, and resume).")
     grad_norm_spike: Action = Field("warn", description="Gradient norm over its running median.")
     grad_norm_spike_factor: float = Field(20.0, gt=1, description="Times the median.")
-    non_finite: Action = Field("stop", description="Loss or gradient norm is not finite.")
+    non_finite: Action = Field("warn", description="Loss or gradient norm is not finite; the update is left out.")
+    non_finite_limit: Positive = Field(3, description="Such steps in a row that stop the run all the same.")
 
 
 class GuardsConfig(Section):

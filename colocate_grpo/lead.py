@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from colocate_grpo.checkpoint.store import CheckpointStore, SaveError
 from colocate_grpo.config import Config
 from colocate_grpo.data import Cursor, eos_ids, load_eval_set, load_prompts, load_tokenizer
+from colocate_grpo.errors import DataError
 from colocate_grpo.evaluation import EvalResult, Evaluator
 from colocate_grpo.observe.data_facts import data_facts
 from colocate_grpo.observe.events import EventLog
@@ -20,6 +21,7 @@ from colocate_grpo.observe.guards import Firing, check_rollout, check_step
 from colocate_grpo.observe.metrics import EvalPoint, Kind, MetricsLog, StepView, read_rows, view
 from colocate_grpo.observe.state import StateFile
 from colocate_grpo.observe.tensorboard import TensorBoardLog
+from colocate_grpo.plan.disk import checkpoint_bytes
 from colocate_grpo.reward.builtin import with_answer_scope
 from colocate_grpo.reward.explain import explain_equal_rewards
 from colocate_grpo.reward.extract import resolve_scope
@@ -28,6 +30,7 @@ from colocate_grpo.rollout.engine import RolloutEngine
 from colocate_grpo.rollout.sampler import Batch, Sampler
 from colocate_grpo.rollout.samples import Progress, SampleRunner
 from colocate_grpo.rollout.statistics import rollout_metrics
+from colocate_grpo.train.shape import read_hf_config, validate_model
 from colocate_grpo.trajectory import write_trajectories
 
 T = TypeVar("T")
@@ -55,6 +58,7 @@ class Lead:
         self.metrics = MetricsLog(run_dir, attempt)
         self.events = EventLog(run_dir, attempt)
         self.store = CheckpointStore.of(config)
+        self.planned_bytes = checkpoint_bytes(validate_model(config, read_hf_config(model_dir)), config)
         self.on_life: Callable[[], object] = lambda: None
         self.engine: RolloutEngine | None = None
         self.rewards: RewardPool | None = None
@@ -164,9 +168,18 @@ class Lead:
             self._resume_at(-1, {})
         return str(checkpoint.path) if checkpoint else NOTHING
 
+    def require_place_in_data(self) -> None:
+        """DataError where the newest checkpoint comes from a replay, which draws no prompts."""
+        newest = self.store.newest()
+        if newest and not json.loads((newest.path / "loop.json").read_text())["sampler"]:
+            raise DataError(
+                f"{self.run_dir}: {newest.path.name} was trained by --replay and has no place in the order of the "
+                "prompts; go on with --replay, or export it and start another run from there (model.path, run.dir)"
+            )
+
     def resume(self, state: dict[str, Any], checkpoint: str) -> None:
         """Take up the order of the data and the records where `state` (loop.json) was saved."""
-        if self.sampler:
+        if self.sampler and state["sampler"]:
             self.sampler.restore(state["sampler"], {p.id: p for p in self.prompts.rows})
         self._resume_at(state["step"], state["row"])
         self.events.emit("resume", step=state["step"], checkpoint=checkpoint)
@@ -174,8 +187,8 @@ class Lead:
     def begin_save(self, step: int) -> str:
         """Path of a temporary directory for all ranks, or NOTHING where there is no room."""
         try:
-            return str(self.store.begin(step))
-        except SaveError as error:  # the run is worth more than this checkpoint
+            return str(self.store.begin(step, None if self.store.newest() else self.planned_bytes))
+        except OSError as error:  # the run is worth more than this checkpoint
             return self._save_failed(step, error)
 
     def publish(self, path: Path, state: dict[str, Any], error: BaseException | None) -> str:
@@ -199,6 +212,9 @@ class Lead:
 
     def judge_step(self, step: int, row: dict[str, Any], resumed_at: int | None) -> str:
         """What the guards say of an update, before anything is saved."""
+        if row.get("train/skipped"):
+            grad_norm = row.get("train/grad_norm")
+            self.events.emit("update_skipped", step=step, updates=row["train/skipped"], grad_norm=grad_norm)
         history = [row for _, row in sorted(self.view().steps.items())]
         return self._strongest(step, check_step([*history, {**row, "step": step}], self.config.guards.step, resumed_at))
 

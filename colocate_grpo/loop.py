@@ -35,9 +35,6 @@ def run(a: Attempt) -> None:
     for step in range(first_step, a.config.run.steps):
         with a.one_step(step):
             batch = a.rollout(step)
-            if batch is None:
-                a.skip(step)
-                continue
             a.sleep_engines()
             a.wake_trainer()
             a.update(step, batch)
@@ -51,10 +48,10 @@ def run(a: Attempt) -> None:
 def replay(a: Attempt, rollouts: Path) -> None:
     """Train from dumped rollouts, with no engine; ends with the last dump."""
     for step in range(a.start_without_engine(), a.config.run.steps):
+        if not a.is_dumped(step, rollouts):
+            break
         with a.one_step(step):
             batch = a.dumped_batch(step, rollouts)
-            if batch is None:
-                break
             a.update(step, batch)
             a.save_if_due(step)
     a.finish()
@@ -118,6 +115,8 @@ def _attempt(arguments: argparse.Namespace) -> None:
     config = load_config(arguments.run_dir / "config.yaml")
     model_dir = resolve_model(config.model)
     lead = Lead(config, arguments.run_dir, arguments.attempt, model_dir) if _rank() == 0 else None
+    if lead and not (arguments.replay or arguments.evaluate_only):
+        lead.require_place_in_data()
     parallel = Parallel.initialise(config)
     attempt = Attempt(config, arguments.run_dir, model_dir, parallel, lead)
     try:

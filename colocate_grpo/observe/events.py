@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo.disk_full import best_effort
 from colocate_grpo.observe.jsonl import AttemptLog, Row
 
 FILE_NAME = "events.jsonl"
@@ -24,6 +25,7 @@ KINDS = frozenset(
         "equal_rewards",
         "eval",
         "stop_requested",
+        "update_skipped",
         "attempt_end",
         "run_end",
     ]
@@ -35,10 +37,11 @@ class EventLog(AttemptLog):
 
     file_name = FILE_NAME
 
-    def emit(self, kind: str, **fields: Any) -> Row:
-        """Append an event and return it."""
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append an event; on a full disk it is only told, because a run does not depend on it."""
         assert kind in KINDS, f"unknown event {kind!r}"
-        return self.add(kind, fields)
+        with best_effort(f"event {kind}"):
+            self.add(kind, fields)
 
 
 def read_events(run_dir: Path) -> list[Row]:

@@ -8,6 +8,7 @@ reward must exceed both the configured share and what chance does to a mean over
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,10 +98,18 @@ def _rises(values: Sequence[float], window: int) -> bool:
 
 
 def _non_finite(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:
-    for metric in ("train/loss", GRAD_NORM):
-        value = history[-1].get(metric)
-        if value is not None and not math.isfinite(value):
-            yield Firing("non_finite", guards.non_finite, f"{metric} is {value}", {"value": value})
+    """The optimizer leaves such an update out: one costs a step, but steps in a row will not mend themselves."""
+    in_a_row = sum(1 for _ in itertools.takewhile(_not_finite, reversed(history)))
+    lasting = in_a_row >= guards.non_finite_limit and guards.non_finite in ("warn", "skip")
+    for metric, value in _not_finite(history[-1]).items():
+        what = f"{metric} is {value}" + (f", and {in_a_row} steps in a row are like it" if lasting else "")
+        yield Firing("non_finite", "stop" if lasting else guards.non_finite, what, {"value": value})
+
+
+def _not_finite(row: Row) -> dict[str, float]:
+    """Loss and gradient norm, where they are not finite."""
+    values = {metric: row.get(metric) for metric in ("train/loss", GRAD_NORM)}
+    return {metric: value for metric, value in values.items() if value is not None and not math.isfinite(value)}
 
 
 def _grad_norm_spike(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:

@@ -218,8 +218,7 @@ def as_verdict(value: Any) -> Verdict:
     if value is None:
         return Verdict(None, "excluded")
     if not isinstance(value, Verdict):
-        score = float(value)
-        value = Verdict(score, "correct" if score >= 1.0 else "wrong")
+        value = Verdict(float(value), "correct" if float(value) >= 1.0 else "wrong")
     score, accuracy = (None if x is None else float(x) for x in (value.score, value.accuracy))
     for name, number in (("score", score), ("accuracy", accuracy)):
         if number is not None and not math.isfinite(number):

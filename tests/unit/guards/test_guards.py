@@ -136,8 +136,16 @@ def test_gradient_norm_spike_and_non_finite_values() -> None:
     assert fired is not None
     assert fired[1].name == "grad_norm_spike"
     for metric in ("train/loss", "train/grad_norm"):
-        [firing] = check_step([{"step": 0, metric: math.nan}], StepGuards())
-        assert (firing.name, firing.action) == ("non_finite", "stop")
+        lost = [{"step": step, metric: math.nan} for step in range(3)]
+        for count, action in ((1, "warn"), (2, "warn"), (3, "stop")):
+            [firing] = check_step(lost[:count], StepGuards())
+            assert (firing.name, firing.action) == ("non_finite", action)
+        assert check_step([*lost[:2], {"step": 2, metric: 0.1}], StepGuards()) == []
+        [firing] = check_step([lost[0], {"step": 1, metric: 0.1}, lost[2]], StepGuards(non_finite_limit=2))
+        assert firing.action == "warn", "only in a row"
+        assert check_step(lost, StepGuards(non_finite="off")) == []
+        [firing] = check_step(lost, StepGuards(non_finite="rollback"))
+        assert firing.action == "rollback"
 
 
 def test_skipped_steps_do_not_count() -> None:
