@@ -21,6 +21,10 @@ TOKENIZER_FILES = [pattern for pattern in MODEL_FILES if pattern != "*.safetenso
 Download = Callable[[str, str, str | None, list[str]], str]
 
 
+class HubUnreachable(ConfigError):
+    """The hub does not answer, and what is asked for was not downloaded before."""
+
+
 def resolve_model(model: ModelConfig) -> Path:
     """Local directory of a model, downloaded if need be. ConfigError in one line where it cannot be had."""
     hub, name = _split(model.path)
@@ -28,6 +32,20 @@ def resolve_model(model: ModelConfig) -> Path:
         return Path(model.path)
     _check(re.fullmatch(r"[\w.-]+/[\w.-]+", name), "model.path", model.path, f"{hub}:OWNER/NAME")
     return _resolve("model.path", hub, "model", name, model.revision, MODEL_FILES)
+
+
+def downloaded_model(model: ModelConfig) -> Path | None:
+    """Local directory of a hub model whose download is complete, without looking at the network; else None."""
+    hub, name = _split(model.path)
+    return _complete(_receipt(hub, "model", name, model.revision, MODEL_FILES)) if hub else None
+
+
+def fetch_model_config(model: ModelConfig) -> Path:
+    """config.json of a hub model, alone. ConfigError in one line where it cannot be had."""
+    hub, name = _split(model.path)
+    assert hub is not None, f"{model.path} is no hub name"
+    _check(re.fullmatch(r"[\w.-]+/[\w.-]+", name), "model.path", model.path, f"{hub}:OWNER/NAME")
+    return _resolve("model.path", hub, "model", name, model.revision, ["config.json"]) / "config.json"
 
 
 def resolve_data(path: str, key: str = "data.train") -> Path:
@@ -76,7 +94,8 @@ def _resolve(key: str, hub: str, kind: str, name: str, revision: str | None, pat
     except ImportError:
         raise ConfigError(f"{key}: {hub}:{name} needs the package {hub}: pip install {hub}") from None
     except Exception as error:  # each library has its own dozens; the user needs the name and the cause in one line
-        raise ConfigError(f"{key}: {hub}:{name}{f'@{revision}' if revision else ''}: {_reason(error)}") from error
+        kind_of_error = HubUnreachable if _is_unreachable(error) else ConfigError
+        raise kind_of_error(f"{key}: {hub}:{name}{f'@{revision}' if revision else ''}: {_reason(error)}") from error
     files = [path for path in files_below(directory) if any(path.match(pattern) for pattern in patterns)]
     if not files:
         raise ConfigError(f"{key}: {hub}:{name} has no file {' or '.join(patterns)}")
@@ -115,9 +134,14 @@ def _from_modelscope(name: str, kind: str, revision: str | None, patterns: list[
     return str(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns))
 
 
+def _is_unreachable(error: Exception) -> bool:
+    kind = type(error).__name__
+    return kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled") or "onnect" in f"{kind} {error}"
+
+
 def _reason(error: Exception) -> str:
     kind = type(error).__name__
-    if kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled") or "onnect" in f"{kind} {error}":
+    if _is_unreachable(error):
         return "the hub cannot be reached, and the download is not complete; is the machine offline?"
     if kind in ("RepositoryNotFoundError", "NotExistError") or "404" in str(error):
         return "no such repository (or a private one, which needs a token)"

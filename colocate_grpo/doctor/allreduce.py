@@ -1,4 +1,4 @@
-"""A numeric all-reduce over all cards (over two CPU processes without one), with and without P2P.
+"""A numeric all-reduce over the cards of the run (over two CPU processes without one), with and without P2P.
 
 4090s were seen to return wrong numbers over P2P: a run on them would train on noise.
 """
@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 
 def check(context: Context) -> Finding:
-    backend, ranks = ("nccl", len(context.cards.cards)) if context.cards.cards else ("gloo", 2)
+    backend, ranks = ("nccl", len(context.used)) if context.used else ("gloo", 2)
     if backend == "nccl" and ranks == 1:
         return ok("one card: nothing to reduce")
     already_off = context.environment.get("NCCL_P2P_DISABLE") == "1"

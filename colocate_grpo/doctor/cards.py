@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Card:
-    """One card; `processes` are (pid, bytes) of what computes on it."""
+    """One card, or the `error` that it answers with; `processes` are (pid, bytes) of what computes on it.
+
+    Under WSL2 and on virtual cards the driver does not list processes: None.
+    """
 
     index: int
-    name: str
-    memory: int
-    used: int
-    processes: list[tuple[int, int]]
+    name: str = ""
+    memory: int = 0
+    used: int = 0
+    processes: list[tuple[int, int]] | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class Cards:
-    """All cards and the driver's version, or the reason why there are none."""
+    """All cards and the driver's version ("": it does not say), or the reason why there are none."""
 
     driver: str = ""
     cards: list[Card] = field(default_factory=list)
@@ -28,22 +33,52 @@ class Cards:
 
 
 def read_cards(nvml: Any) -> Cards:
-    """Ask `nvml` (pynvml, or an object with its interface)."""
+    """Ask `nvml` (pynvml, or an object with its interface). One card that does not answer hides no other."""
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        return Cards(driver, [_read_card(nvml, index) for index in range(count)])
-    except nvml.NVMLError as error:  # no driver, no library, or a card that fell off the bus
+    except nvml.NVMLError as error:  # no driver, or no library
         return Cards(error=str(error))
+    return Cards(_driver(nvml), [_read_card(nvml, index) for index in range(count)])
+
+
+def usable(cards: Sequence[Card], visible: str | None) -> list[Card]:
+    """The cards that `visible` (CUDA_VISIBLE_DEVICES; None: unset) leaves to CUDA, in its order.
+
+    As CUDA reads it, the first number that is no card ends the list. ValueError where cards are not given by number.
+    """
+    if visible is None:
+        return list(cards)
+    chosen: list[Card] = []
+    for index in [int(entry) for entry in visible.split(",") if entry.strip()]:
+        if not 0 <= index < len(cards):
+            break
+        chosen.append(cards[index])
+    return chosen
+
+
+def _driver(nvml: Any) -> str:
+    try:
+        return _text(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:  # the cards are there all the same
+        return ""
 
 
 def _read_card(nvml: Any, index: int) -> Card:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    processes = [(p.pid, p.usedGpuMemory or 0) for p in running if p.pid != os.getpid()]
-    return Card(index, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.used, processes)
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), _text(nvml.nvmlDeviceGetName(handle))
+    except nvml.NVMLError as error:  # a card that fell off the bus
+        return Card(index, error=str(error))
+    return Card(index, name, memory.total, memory.used, _processes(nvml, handle))
+
+
+def _processes(nvml: Any, handle: Any) -> list[tuple[int, int]] | None:
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:  # not every driver lists them
+        return None
+    return [(p.pid, p.usedGpuMemory or 0) for p in running if p.pid != os.getpid()]
 
 
 def _text(value: str | bytes) -> str:

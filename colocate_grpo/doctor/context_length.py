@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from colocate_grpo.doctor.finding import Context, Finding, fail, ok
-from colocate_grpo.plan.model_shape import read_model_config
+from colocate_grpo.errors import UserError
 from colocate_grpo.train.shape import ModelShape
 
 
 def check(context: Context) -> Finding:
     config = context.required_config
-    positions = ModelShape.from_hf(read_model_config(config.model.path)).max_positions
+    found = context.model_config
+    if isinstance(found, UserError):
+        return ok("not compared: the model's shape is not known (see memory_plan)")
+    positions = ModelShape.from_hf(found).max_positions
     prompt, answer = config.data.max_prompt_tokens, config.rollout.max_new_tokens
     lengths = {"rollout.max_new_tokens": prompt + answer} | {
         f"eval.sets.{i}.max_new_tokens": prompt + (s.max_new_tokens or answer) for i, s in enumerate(config.eval.sets)

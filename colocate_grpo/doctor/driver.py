@@ -17,12 +17,18 @@ def check(context: Context) -> Finding:
     if built_for is None:
         return fail(f"torch {torch.__version__} is a CPU build", "install the CUDA build of torch (launch/ does it)")
     needed = OLDEST_DRIVER.get(int(built_for.split(".")[0]))
-    if not context.cards.driver:
+    if context.cards.error:
         return fail(f"no driver; torch {torch.__version__} needs {needed or 'one for CUDA ' + built_for}",
                     f"install driver {needed} or newer and reboot")  # fmt: skip
+    branch = context.cards.driver.split(".")[0]
+    if not branch.isdigit():
+        return warn(
+            f"the driver does not tell its version ({context.cards.driver or 'no answer'})",
+            f"see that `nvidia-smi` says {needed or 'a driver for CUDA ' + built_for} or newer",
+        )
     if needed is None:
         return warn(f"driver {context.cards.driver}, CUDA {built_for}: not known here", "check NVIDIA's release notes")
-    if int(context.cards.driver.split(".")[0]) < needed:
+    if int(branch) < needed:
         return fail(
             f"driver {context.cards.driver} is too old: torch {torch.__version__} is built for CUDA {built_for}, "
             f"which needs {needed} or newer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from colocate_grpo.doctor.finding import Context, Finding, fail, ok, warn
-from colocate_grpo.doctor.planned import planned
+from colocate_grpo.doctor.planned import planned, without_plan
 
 GIB = 2**30
 SMALLER_STATE = "use train.optimizer.kind=sr_adamw, whose state is a third"
@@ -20,13 +20,14 @@ MENDS = {
 
 def check(context: Context) -> Finding:
     available, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+    what = f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB available"
     if context.config is None or not context.wants_gpu:
-        return ok(f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB available")
-    host = planned(context).host
-    what = (
-        f"{available / GIB:.1f} GiB of {total / GIB:.1f} GiB available, "
-        f"the plan needs {host.total / GIB:.1f} ({host.fullest})"
-    )
+        return ok(what)
+    plan = planned(context)
+    if plan is None:
+        return without_plan(what)
+    host = plan.host
+    what += f", the plan needs {host.total / GIB:.1f} ({host.fullest})"
     if host.total > total:
         return fail(what, MENDS[host.fullest])
     if host.total > available:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from colocate_grpo.doctor.finding import Context
-from colocate_grpo.plan.assessment import Plan, make_plan
+from colocate_grpo.doctor.finding import Context, Finding, ok
+from colocate_grpo.plan.assessment import Plan
 
 
-def planned(context: Context) -> Plan:
-    """ConfigError where the configuration cannot be planned; the check's finding then says so."""
-    return make_plan(context.required_config)
+def planned(context: Context) -> Plan | None:
+    """None where the configuration cannot be planned: `memory_plan` says why."""
+    plan = context.plan
+    return plan if isinstance(plan, Plan) else None
+
+
+def without_plan(what: str) -> Finding:
+    """What a check finds that has no plan to compare with."""
+    return ok(f"{what}; not compared with the plan: there is none (see memory_plan)")

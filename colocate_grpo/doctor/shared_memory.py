@@ -16,7 +16,8 @@ def check(context: Context) -> Finding:
         return fail(f"{context.shared_memory} does not exist", "mount -t tmpfs tmpfs /dev/shm")
     stats = os.statvfs(context.shared_memory)
     free, size = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
-    needed = max(LEAST, 2 * planned(context).host.shm) if context.config and context.wants_gpu else LEAST
+    plan = planned(context) if context.config and context.wants_gpu else None
+    needed = max(LEAST, 2 * plan.host.shm) if plan else LEAST
     what = f"{context.shared_memory}: {free // MIB} MiB free of {size // MIB}, {needed // MIB} wanted"
     if size < needed:
         return fail(what, f"in a container: docker run --shm-size={max(16, -(-needed // 2**30))}g (or --ipc=host)")

@@ -11,7 +11,7 @@ TIMEOUT_S = 60.0
 
 
 def check(context: Context) -> Finding:
-    launch = bool(context.cards.cards)
+    launch = bool(context.used)
     command = [sys.executable, "-m", "colocate_grpo.doctor.triton_worker", *(["launch"] if launch else [])]
     try:
         done = subprocess.run(command, env=dict(context.environment), capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -33,7 +33,7 @@ def _smallest(plan: Plan, steps: list[Change]) -> list[Change]:
     for size in range(1, MOST_CHANGES + 1):
         for combination in itertools.combinations(steps, size):
             merged = _merge(combination)
-            if merged and not any(f.items() <= merged.items() for f in found) and _fits(plan.config, merged):
+            if merged and not any(f.items() <= merged.items() for f in found) and _fits(plan, merged):
                 found.append(merged)
             if len(found) == WANTED:
                 return found
@@ -118,9 +118,9 @@ def _merge(changes: tuple[Change, ...]) -> Change | None:
     return merged
 
 
-def _fits(config: Config, change: Change) -> bool:
+def _fits(plan: Plan, change: Change) -> bool:
     try:
-        return not memory_problems(apply_change(config, change), Assumptions())
+        return not memory_problems(apply_change(plan.config, change), Assumptions(), plan.card_bytes)
     except (ConfigError, ValidationError):  # a combination that the rules forbid is no advice
         return False
 

@@ -20,7 +20,7 @@ from colocate_grpo.train.shape import ModelShape, validate_model
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `plan` says of one configuration."""
+    """Everything that `plan` says of one configuration; `card_bytes` is a card of this machine, where it has one."""
 
     config: Config
     shape: ModelShape
@@ -29,6 +29,7 @@ class Plan:
     host: HostPlan
     disk: DiskPlan
     time: TimePlan | None
+    card_bytes: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -44,36 +45,46 @@ class Plan:
         return self.memory.problems()
 
 
-def make_plan(config: Config, assumed: Assumptions | None = None) -> Plan:
-    """Plan `config`; ConfigError where it cannot be run at any size of card."""
-    hf = read_model_config(config.model.path)
-    return plan_shape(validate_model(config, hf), config, assumed or Assumptions())
+def make_plan(config: Config, assumed: Assumptions | None = None, card_bytes: int | None = None) -> Plan:
+    """Plan `config`; ConfigError where it cannot be run at any size of card.
+
+    `card_bytes` is what a card here has, which `memory.gpu_gib` goes before.
+    """
+    shape = validate_model(config, read_model_config(config.model.path, config.model.revision))
+    return plan_shape(shape, config, assumed or Assumptions(), card_bytes)
 
 
-def plan_shape(shape: ModelShape, config: Config, assumed: Assumptions) -> Plan:
+def plan_shape(shape: ModelShape, config: Config, assumed: Assumptions, card_bytes: int | None = None) -> Plan:
     """Plan a model whose shape is known."""
     check_layout(shape, config)
     card = RTX_4090
-    memory = plan_memory(shape, config, _budget(config), assumed)
+    memory = plan_memory(shape, config, _budget(config, card_bytes), assumed)
     time = plan_time(shape, config, memory.kv, card, assumed)
     batch = config.rollout.prompts_per_step * config.rollout.group_size
     tokens = time.tokens if time else batch * config.rollout.max_new_tokens
     disk, host = plan_disk(shape, config, tokens), plan_host(shape, config, memory.trainer, assumed)
-    return Plan(config, shape, card, memory, host, disk, time)
+    return Plan(config, shape, card, memory, host, disk, time, card_bytes)
 
 
-def memory_problems(config: Config, assumed: Assumptions) -> list[str]:
+def memory_problems(config: Config, assumed: Assumptions, card_bytes: int | None) -> list[str]:
     """What of the memory does not fit: the quick part of a plan, without the time model."""
-    shape = validate_model(config, read_model_config(config.model.path))
+    hf = read_model_config(config.model.path, config.model.revision)
+    return memory_plan(config, hf, assumed, card_bytes).problems()
+
+
+def memory_plan(config: Config, hf: dict[str, Any], assumed: Assumptions, card_bytes: int | None = None) -> MemoryPlan:
+    """The memory of a card for a model's config.json."""
+    shape = validate_model(config, hf)
     check_layout(shape, config)
-    return plan_memory(shape, config, _budget(config), assumed).problems()
+    return plan_memory(shape, config, _budget(config, card_bytes), assumed)
 
 
-def _budget(config: Config) -> int:
+def _budget(config: Config, card_bytes: int | None) -> int:
     """Bytes of a card; on the CPU a rank's share of the machine's memory."""
-    if runs_on_gpu(config):
-        return int((config.memory.gpu_gib or RTX_4090.memory_gib) * GIB)
-    return psutil.virtual_memory().total // config.parallel.world_size
+    if not runs_on_gpu(config):
+        return psutil.virtual_memory().total // config.parallel.world_size
+    given = config.memory.gpu_gib
+    return int(given * GIB) if given else card_bytes or int(RTX_4090.memory_gib * GIB)
 
 
 def check_layout(shape: ModelShape, config: Config) -> None:

@@ -10,14 +10,14 @@ from colocate_grpo.config import Config
 from colocate_grpo.plan import comparison
 from colocate_grpo.plan.advice import as_overrides, suggest
 from colocate_grpo.plan.assessment import as_json, make_plan
-from colocate_grpo.plan.hardware import Assumptions
+from colocate_grpo.plan.hardware import Assumptions, runs_on_gpu, smallest_card
 from colocate_grpo.plan.table import print_comparison, print_plan, print_verdict
 
 
 def run_plan(config: Config, *, json_out: bool, compare: bool) -> int:
     """Print the plan; 0 when it fits, 1 when it does not. `compare` adds a table of alternatives."""
     assumed = Assumptions()
-    plan = make_plan(config, assumed)
+    plan = make_plan(config, assumed, smallest_card(config) if runs_on_gpu(config) else None)
     advice = [] if plan.fits else suggest(plan)
     if json_out:
         values = as_json(plan) | {"fits_with": [as_overrides(change) for change in advice]}

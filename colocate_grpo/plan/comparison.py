@@ -63,7 +63,8 @@ def _engine_alternatives(config: Config, workers: int) -> Iterator[Change]:
 
 def _alternative(plan: Plan, change: Change, assumed: Assumptions) -> Alternative:
     try:
-        return Alternative(as_overrides(change), plan_shape(plan.shape, apply_change(plan.config, change), assumed))
+        changed = apply_change(plan.config, change)
+        return Alternative(as_overrides(change), plan_shape(plan.shape, changed, assumed, plan.card_bytes))
     except (ConfigError, ValidationError) as error:  # an alternative that the rules forbid is a row that says so
         return Alternative(as_overrides(change), None, str(error).splitlines()[0])
 

@@ -61,7 +61,8 @@ class KvCapacity:
 class MemoryPlan:
     """Bytes on one card: `table[phase][class]`; `budget` is the card.
 
-    `suggested_fraction` is SGLang's static share that this plan counts on, where the configuration sets none.
+    `suggested_fraction` is SGLang's static share that this plan counts on, where the configuration sets none;
+    `asleep` is what stays on a card while trainer and engine both sleep.
     """
 
     budget: int
@@ -69,6 +70,7 @@ class MemoryPlan:
     kv: KvCapacity
     table: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     suggested_fraction: float | None = None
+    asleep: int = 0
 
     def total(self, phase: str) -> int:
         return sum(self.table[phase].values())
@@ -169,7 +171,9 @@ def plan_memory(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
                  "workspace": _push_buckets(shape, config) + asleep["workspace"],
                  "fragmentation": _fragmentation(0, assumed)},
     }  # fmt: skip
-    return MemoryPlan(budget, trainer, kv, table, _suggested_fraction(config, budget, engine, kv, assumed))
+    fraction = _suggested_fraction(config, budget, engine, kv, assumed)
+    kept = sum(residue.values()) + _engine_buffers(shape, config, assumed)
+    return MemoryPlan(budget, trainer, kv, table, fraction, kept)
 
 
 def _sum(*rows: Mapping[str, int]) -> dict[str, int]:

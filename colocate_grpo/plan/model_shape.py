@@ -8,26 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo.config import ModelConfig
 from colocate_grpo.errors import ConfigError, nearest
+from colocate_grpo.hub import downloaded_model, fetch_model_config
 from colocate_grpo.shipped import MODELS
 from colocate_grpo.train.shape import ModelShape
 
 HUBS = ("hf:", "modelscope:")
 
 
-def read_model_config(path: str) -> dict[str, Any]:
-    """config.json of `model.path`: a directory, a json file, or a hub name whose config.json is shipped here."""
-    file = find_config_json(path)
+def read_model_config(path: str, revision: str | None = None) -> dict[str, Any]:
+    """config.json of `model.path`: a directory, a json file, or a hub name."""
+    file = find_config_json(path, revision)
     try:
         return json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ConfigError(f"model.path: {file}:{error.lineno}: not JSON ({error.msg})") from error
 
 
-def find_config_json(path: str) -> Path:
-    """The config.json that describes `model.path`; ConfigError where there is none without a download."""
+def find_config_json(path: str, revision: str | None = None) -> Path:
+    """The config.json that describes `model.path`; ConfigError where there is none. Downloads no weights."""
     if path.startswith(HUBS):
-        return _shipped_config(path)
+        return _hub_config(ModelConfig(path=path, revision=revision))
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if file.is_file():
         return file
@@ -39,19 +41,24 @@ def find_config_json(path: str) -> Path:
 
 
 def shipped_names() -> list[str]:
-    """Models whose config.json is shipped, so that `plan` needs no download."""
+    """Models whose config.json is shipped, so that `plan` needs no network."""
     return sorted(p.stem for p in MODELS.glob("*.json"))
 
 
-def _shipped_config(path: str) -> Path:
-    name = path.partition(":")[2].rsplit("/", 1)[-1]
-    known = shipped_names()
-    if name not in known:
-        raise ConfigError(
-            f"model.path: the shape of {path} is not shipped{nearest(name, known)}; "
-            f"give its config.json instead, or one of: {', '.join(known)}"
-        )
-    return MODELS / f"{name}.json"
+def _hub_config(model: ModelConfig) -> Path:
+    """Of the download where it is complete, else the shipped one of that name, else fetched."""
+    if directory := downloaded_model(model):
+        return directory / "config.json"
+    name, known = model.path.partition(":")[2].rsplit("/", 1)[-1], shipped_names()
+    if name in known:
+        return MODELS / f"{name}.json"
+    try:
+        return fetch_model_config(model)
+    except ConfigError as error:
+        raise type(error)(
+            f"{error}; the shape of {model.path} is not shipped{nearest(name, known)}: "
+            f"give its config.json instead, or one of {', '.join(known)}"
+        ) from error
 
 
 def rank_tensors(shape: ModelShape, tp: int) -> Iterator[int]:

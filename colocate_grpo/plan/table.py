@@ -77,9 +77,11 @@ def _comparison_row(row: Alternative) -> list[str]:
 def _headline(plan: Plan) -> str:
     c, shape = plan.config, plan.shape
     place = "cards" if runs_on_gpu(c) else "CPU ranks"
+    origin = "" if c.memory.gpu_gib or not runs_on_gpu(c) else " (those here)" if plan.card_bytes else " (none is here)"
     return (
         f"{c.model.path}: {_count(shape.parameters)} parameters; trainer TP{c.parallel.tp} DP{c.parallel.dp}, "
-        f"{c.rollout.engines} x {c.rollout.engine} TP{c.rollout.tp}; {place} of {plan.memory.budget / GIB:.1f} GiB"
+        f"{c.rollout.engines} x {c.rollout.engine} TP{c.rollout.tp}; "
+        f"{place} of {plan.memory.budget / GIB:.1f} GiB{origin}"
     )
 
 

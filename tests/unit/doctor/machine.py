@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,25 @@ GIB = 2**30
 
 
 class Nvml:
-    """pynvml's interface over cards that a test describes; without cards it fails as a machine without a driver."""
+    """pynvml's interface over cards that a test describes; without cards it fails as a machine without a driver.
+
+    `memory` is GiB of every card, or of each; `lost` cards do not answer; `lists=False`: as under WSL2.
+    """
 
     class NVMLError(Exception):
         pass
 
     def __init__(
-        self, cards: int = 0, driver: str = "580.95.05", memory: float = 23.99, busy: dict[int, int] | None = None
+        self,
+        cards: int = 0,
+        driver: str = "580.95.05",
+        memory: float | Sequence[float] = 23.99,
+        busy: dict[int, int] | None = None,
+        lost: Sequence[int] = (),
+        lists: bool = True,
     ):
-        self.cards, self.driver, self.memory, self.busy = cards, driver, memory, busy or {}
+        self.cards, self.driver, self.busy, self.lost, self.lists = cards, driver, busy or {}, lost, lists
+        self.memory = list(memory) if isinstance(memory, Sequence) else [memory] * cards
 
     def nvmlInit(self) -> None:
         if not self.cards:
@@ -38,15 +49,19 @@ class Nvml:
         return self.driver
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.lost:
+            raise self.NVMLError("GPU is lost")
         return index
 
     def nvmlDeviceGetName(self, handle: int) -> str:
         return "NVIDIA GeForce RTX 4090"
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(total=int(self.memory * GIB), used=300 * 2**20)
+        return SimpleNamespace(total=int(self.memory[handle] * GIB), used=300 * 2**20)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        if not self.lists:
+            raise self.NVMLError("Not Supported")
         pid = self.busy.get(handle)
         return [SimpleNamespace(pid=pid, usedGpuMemory=5 * GIB)] if pid else []
 

@@ -12,8 +12,22 @@ from machine import Nvml, context, write_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from colocate_grpo.doctor import context_length, data_files, disk, memory_plan, model_files, tokenizer
+from colocate_grpo.config import ModelConfig
+from colocate_grpo.doctor import (
+    context_length,
+    data_files,
+    disk,
+    host_memory,
+    memory_plan,
+    model_files,
+    shared_memory,
+    tokenizer,
+)
 from colocate_grpo.doctor.command import as_json, examine
+from colocate_grpo.hub import resolve_model
+from colocate_grpo.shipped import MODELS
+
+SMALLEST = MODELS / "Qwen3-0.6B.json"
 
 KEEPS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 DROPS = (
@@ -42,6 +56,49 @@ def test_complete_model_then_a_missing_file_then_a_cut_one(tmp_path: Path) -> No
     assert model_files.check(machine).level == "fail"
     shard.unlink()
     assert f"{shard.name} is missing" in model_files.check(machine).what
+
+
+INDEX = "model.safetensors.index.json"
+PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def finding_of(directory: Path) -> tuple[str, str]:
+    finding = model_files.check(context(model={"path": str(directory)}))
+    assert "\n" not in finding.what
+    return finding.level, finding.what.removeprefix(f"{directory}: ")
+
+
+def test_a_part_that_is_a_copy_of_another_holds_other_weights(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / PARTS[1]).write_bytes((tmp_path / PARTS[0]).read_bytes())
+    what = f"{PARTS[1]} holds other weights than {INDEX} says (1 are not in it, first layer.1)"
+    assert finding_of(tmp_path) == ("fail", what)
+
+
+def test_parts_without_their_index_or_their_whole_number_fail(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    index = tmp_path / INDEX
+    index.write_text(json.dumps({"weight_map": {"layer.0": PARTS[0]}}))
+    (tmp_path / PARTS[1]).unlink()
+    assert finding_of(tmp_path) == ("fail", f"{PARTS[1]} is missing")
+    index.unlink()
+    assert finding_of(tmp_path) == ("fail", f"{INDEX} is missing, and 1 of 2 parts are here")
+
+
+@pytest.mark.parametrize("content", ["", '{"weight_map": {"layer.0"', "[]", "{}", '{"weight_map": {"layer.0": 1}}'])
+def test_a_broken_index_is_a_finding(content: str, tmp_path: Path) -> None:
+    (write_model(tmp_path) / INDEX).write_text(content)
+    level, what = finding_of(tmp_path)
+    assert level == "fail"
+    assert what.startswith(INDEX)
+
+
+@pytest.mark.parametrize("content", [b"", b"GIT LFS", b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'])
+def test_a_file_that_is_no_safetensors_is_a_finding(content: bytes, tmp_path: Path) -> None:
+    write_model(tmp_path, shards=1)
+    (tmp_path / INDEX).unlink()
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(content)
+    assert finding_of(tmp_path) == ("fail", "model-00001-of-00001.safetensors has no whole header")
 
 
 def test_tokenizer_says_eos_ids_reasoning_and_thinking(tmp_path: Path) -> None:
@@ -102,11 +159,50 @@ def test_memory_plan_says_what_fits() -> None:
 
 
 def test_a_check_that_breaks_hides_no_other() -> None:
-    machine = context(Nvml(cards=1), model={"path": "hf:Qwen/NoSuchModel"})
+    machine = context(Nvml(cards=1), model={"path": "nowhere"})
     found = dict(examine(machine))
-    assert "NoSuchModel" in found["memory_plan"].what
+    assert "nowhere" in found["memory_plan"].what
     assert found["ports"].level == "ok"
     assert as_json(list(found.items()))["ok"] is False
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a hub gives, where there is something in it; the cache is empty at first."""
+    directory = tmp_path / "hub"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def download(*_: object) -> str:
+        if not directory.exists():
+            raise ConnectionError("no route")
+        return str(directory)
+
+    monkeypatch.setattr("colocate_grpo.hub._from_hf", download)
+    return directory
+
+
+OF_A_MODEL = (memory_plan, host_memory, shared_memory, disk, context_length, model_files, tokenizer)
+
+
+def test_a_hub_model_of_unknown_shape_is_one_warning(hub: Path, tmp_path: Path) -> None:
+    machine = context(Nvml(cards=1), model={"path": "hf:owner/own"}, run={"dir": str(tmp_path / "runs")})
+    findings = [check.check(machine) for check in OF_A_MODEL]
+    assert [f.level for f in findings] == ["warn"] + ["ok"] * (len(OF_A_MODEL) - 1)
+    assert "shape unknown until download" in findings[0].what
+
+
+def test_a_downloaded_hub_model_is_checked_like_a_directory(hub: Path) -> None:
+    write_model(hub)
+    write_tokenizer(hub, KEEPS)
+    (hub / "config.json").write_text(json.dumps({**json.loads(SMALLEST.read_text()), "vocab_size": 10}))
+    resolve_model(ModelConfig(path="hf:owner/own"))
+    machine = context(Nvml(cards=1), model={"path": "hf:owner/own"})
+    assert memory_plan.check(machine).level == "ok"
+    assert "2 weight files complete" in model_files.check(machine).what
+    assert "EOS ids" in tokenizer.check(machine).what
+    (hub / "tokenizer.json").write_text("")
+    resolve_model(ModelConfig(path="hf:owner/own"))  # takes the file as it is now
+    assert tokenizer.check(machine).level == "fail"
 
 
 def test_doctor_without_a_gpu_ends_with_a_list_and_exit_code_1() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from colocate_grpo.config_file import load_config
-from colocate_grpo.plan.advice import as_overrides, suggest
+from colocate_grpo.plan.advice import apply_change, as_overrides, suggest
 from colocate_grpo.plan.assessment import make_plan
 from colocate_grpo.plan.command import run_plan
+from colocate_grpo.plan.hardware import GIB
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 REFERENCE, FOUR, TWO, ONE = "qwen3_4b_8x4090", "qwen3_1.7b_4x24g", "qwen3_1.7b_2x24g", "qwen3_0.6b_1x24g"
@@ -52,3 +53,13 @@ def test_exit_code_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> N
     printed = capsys.readouterr().out
     assert "does not fit" in printed
     assert "fits with" in printed
+
+
+def test_a_card_of_this_machine_is_what_has_to_hold_it_and_what_is_advised_fits_it() -> None:
+    config = load_config(CONFIGS / f"{TWO}.yaml")
+    config = config.model_copy(update={"memory": config.memory.model_copy(update={"gpu_gib": None})})
+    assert make_plan(config).problems() == []
+    small = make_plan(config, card_bytes=12 * GIB)
+    assert small.problems()
+    for change in suggest(small):
+        assert make_plan(apply_change(config, change), card_bytes=12 * GIB).problems() == []
