@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from colocate_grpo.checkpoint.store import rollbacks
 from colocate_grpo.config import Config
 from colocate_grpo.lead import GO, GUARD_STOP, NOTHING, ROLL_BACK, SKIP, STOP, Lead, StopRequested
 from colocate_grpo.memory.ledger import Ledger
-from colocate_grpo.memory.nccl import resume_communicators, suspend_communicators
+from colocate_grpo.memory.nccl import Communicators
 from colocate_grpo.memory.saver import make_saver
+from colocate_grpo.plan.assessment import memory_plan
+from colocate_grpo.plan.hardware import Assumptions
 from colocate_grpo.rollout.engine import RolloutEngine
 from colocate_grpo.rollout.statistics import rollout_metrics
 from colocate_grpo.train.parallel import Parallel
@@ -50,6 +51,7 @@ class Attempt:
         self.parallel, self.lead = parallel, lead
         self.ledger = Ledger(parallel.device, config.memory.tolerance_mib * 2**20)
         self.saver = make_saver(config, parallel.device, self.ledger, parallel.rank)
+        self.communicators = Communicators(self.ledger)
         self.version = 0
         self.step = 0
         self.row: dict[str, Any] = {}
@@ -173,11 +175,13 @@ class Attempt:
     def wake_trainer(self) -> None:
         """Optimizer, weights and gradients come back; lost engines are restarted first, on cards still empty."""
         self.ledger.enter("idle")
+        if self.parallel.device.type == "cuda":
+            self.ledger.compare_asleep(self._planned_asleep())
         self.agree("engines_whole", lambda: self._call(lambda e: e.restart_lost()))
         self.ledger.enter("train")
         with self.timer("perf/sleep_wake_time"):
             self.trainer.wake(("optimizer", "weights", "gradients"))
-            resume_communicators(self._groups, self.ledger)
+            self.communicators.resume()
 
     def sleep_trainer(self) -> None:
         """Everything but the weights, which the push still needs."""
@@ -231,7 +235,7 @@ class Attempt:
             self._run(verify(self.trainer, engines))
         with self.timer("perf/sleep_wake_time"):
             self.trainer.sleep(("weights",))
-            suspend_communicators(self._groups, self.ledger)
+            self.communicators.suspend()
             self.ledger.enter("rollout")
             self.agree("kv_awake", lambda: self._call(lambda e: e.wake(("kv_cache",))))
         self._note_engines(weights=True, kv_cache=True)
@@ -319,13 +323,13 @@ class Attempt:
         return state["step"] not in (-1, self.saved_step) and state["version"] != self._guarded_version
 
     @property
-    def _groups(self) -> list[ProcessGroup]:
-        return [self.parallel.tp_group, self.parallel.dp_group]
-
-    @property
     def _lead(self) -> Lead:
         assert self.lead, "only global rank 0 decides"
         return self.lead
+
+    def _planned_asleep(self) -> int:
+        hf = json.loads((self.model_dir / "config.json").read_text())
+        return memory_plan(self.config, hf, Assumptions()).asleep
 
     def _call(self, work: Callable[[RolloutEngine], Any]) -> None:
         assert self._lead.engine

@@ -1,7 +1,8 @@
-"""Whether this machine has an NVIDIA card, without loading torch or a driver."""
+"""What this machine has of NVIDIA's, without loading torch or a driver."""
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 WSL_DRIVER = Path("usr/lib/wsl/lib/libcuda.so.1")
@@ -14,3 +15,9 @@ def has_nvidia_card(root: Path = Path("/")) -> bool:
     question (`train/parallel.py`).
     """
     return any((root / "dev").glob("nvidia[0-9]*")) or (root / WSL_DRIVER).exists()
+
+
+def runtime_libraries() -> list[Path]:
+    """Directories of this environment that hold CUDA's runtime library, as torch's own requirements bring it."""
+    packages = Path(sysconfig.get_path("purelib"))
+    return sorted({library.parent for library in packages.glob("nvidia/*/lib/libcudart.so.*")})

@@ -9,6 +9,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Two of these at once: the second one waits, and then sees what the first one started.
+exec {lock}<launch/run_4090.sh
+flock "$lock"
+
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 
 choose_config() {
@@ -44,7 +48,7 @@ PY
 # A tmux or systemd server was started elsewhere: what this shell says about cards and hubs has to go along.
 own_environment() {
     local name
-    for name in $(compgen -e | grep -E '^(CUDA_|NCCL_|HF_|MODELSCOPE_|COLOCATE_|XDG_CACHE_HOME$|HTTPS?_PROXY$|https?_proxy$|SSL_CERT_FILE$)'); do
+    for name in $(compgen -e | grep -E '^(CUDA_|NCCL_|HF_|MODELSCOPE_|COLOCATE_|XDG_CACHE_HOME$|PATH$|LD_LIBRARY_PATH$|HTTPS?_PROXY$|https?_proxy$|SSL_CERT_FILE$)'); do
         printf '%s=%q ' "$name" "${!name}"
     done
 }
@@ -67,7 +71,7 @@ pane_is_alive() { [ "$(tmux display-message -p -t "=$session:train" '#{pane_dead
 start_in_tmux() {
     local command
     command="cd $(printf %q "$PWD") && exec env $(own_environment)$(doctor_environment "$found") $(train_command)"
-    tmux has-session -t "=$session" 2>/dev/null || tmux new-session -d -s "$session" -n train
+    tmux has-session -t "=$session" 2>/dev/null || tmux new-session -d -s "$session" -n train {lock}<&-
     # The window stays after the end, so that the last words can be read.
     tmux set-option -w -t "=$session:train" remain-on-exit on
     tmux respawn-window -k -t "=$session:train" "$command"

@@ -109,19 +109,21 @@ class Ledger:
         measured, self.measured = self.measured, {}
         return measured
 
-    def check_released(self, limit_bytes: int) -> None:
-        """After a full sleep, this process may keep `limit_bytes` plus the tolerance on its card (CUDA only).
+    def compare_asleep(self, planned_bytes: int) -> None:
+        """With everything asleep: a warning where more of the card is in use than planned plus the tolerance.
 
-        Counts the whole device, so that it sees what an allocator's statistics hide: call it with engines asleep.
+        Counts the whole device, so that it sees what an allocator's statistics hide. Not an error: the plan assumes
+        some of what CUDA and NCCL keep, and what is too much ends in an out-of-memory error of its own.
         """
         if self.device.type != "cuda":
             return
         free, total = torch.cuda.mem_get_info(self.device)
-        if total - free > limit_bytes + self.tolerance_bytes:
-            raise LedgerError(
-                f"memory ledger: {(total - free) / GIB:.2f} GiB of the card in use in phase {self.phase}, planned "
-                f"{limit_bytes / GIB:.2f} GiB + {self.tolerance_bytes / GIB:.2f} GiB tolerance"
-            )
+        self.measured[f"memory/{self.phase}/beyond_plan_gib"] = (total - free - planned_bytes) / GIB
+        if total - free > planned_bytes + self.tolerance_bytes:
+            logger.warning(
+                "memory ledger: %.2f GiB of %s in use in phase %s with everything asleep, planned %.2f GiB "
+                "(+ memory.tolerance_mib)", (total - free) / GIB, self.device, self.phase, planned_bytes / GIB,
+            )  # fmt: skip
 
     def _measure(self) -> None:
         figures = memory_figures(self.device)

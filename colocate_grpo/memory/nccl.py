@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -10,22 +10,36 @@ import torch.distributed as dist
 from colocate_grpo.memory.ledger import Ledger
 
 
-def suspend_communicators(groups: Iterable[dist.ProcessGroup], ledger: Ledger | None = None) -> None:
-    """Free the device memory of the communicators; collective, and no operation may be outstanding."""
-    for backend in _nccl_backends(groups):
-        backend.suspend()
-    if ledger:
-        ledger.note("nccl", False)
+class Communicators:
+    """Those of all groups of this process: Megatron makes more of them than it names."""
+
+    def __init__(self, ledger: Ledger):
+        self.ledger = ledger
+        self._suspended: list[dist.Backend] = []
+
+    def suspend(self) -> None:
+        """Free their device memory; collective, and no operation may be outstanding. Idempotent."""
+        if not self._suspended:
+            self._suspended = [backend for backend in nccl_backends() if backend._is_initialized()]
+        if self._suspended:
+            torch.cuda.synchronize()
+        for backend in self._suspended:
+            backend.suspend()
+        self.ledger.note("nccl", False)
+
+    def resume(self) -> None:
+        """Undo `suspend`; collective. Idempotent."""
+        self.ledger.note("nccl", True)
+        for backend in self._suspended:
+            backend.resume()
+        self._suspended = []
 
 
-def resume_communicators(groups: Iterable[dist.ProcessGroup], ledger: Ledger | None = None) -> None:
-    """Undo `suspend_communicators`; collective."""
-    if ledger:
-        ledger.note("nccl", True)
-    for backend in _nccl_backends(groups):
-        backend.resume()
+def nccl_backends() -> Iterator[dist.Backend]:
+    """In the order in which their groups were made, which is the same on every rank.
 
-
-def _nccl_backends(groups: Iterable[dist.ProcessGroup]) -> list:
-    nccl = [g for g in groups if dist.get_backend(g) == "nccl"]
-    return [g._get_backend(torch.device("cuda")) for g in nccl]
+    A group's name for its backend is of no use here: it is `cpu:gloo,cuda:nccl` where each device has its own.
+    """
+    for group in dist.distributed_c10d._world.pg_map:
+        if "cuda:nccl" in dist.get_backend_config(group):
+            yield group._get_backend(torch.device("cuda"))

@@ -81,7 +81,8 @@ def server_options(config: Config, model_dir: Path, device: str, index: int, por
 
 def _device_defaults(config: Config, device: str) -> dict[str, Any]:
     if device == "cuda":
-        return {}
+        # Consumer cards have no peer access, and the probe for it has every engine make contexts on every card.
+        return {"disable_custom_all_reduce": True}
     return {
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",

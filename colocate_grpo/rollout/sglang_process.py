@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ import psutil
 from colocate_grpo import processes
 from colocate_grpo.config import Config
 from colocate_grpo.errors import ConfigError
+from colocate_grpo.nvidia import runtime_libraries
 from colocate_grpo.rollout.engine import EngineError
 from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE
 from colocate_grpo.rollout.sglang_options import server_options, write_options
@@ -128,9 +129,7 @@ class ServerProcess:
         kept = {k: v for k, v in os.environ.items() if k in ALLOWED_ENVIRONMENT or k.startswith(ALLOWED_PREFIXES)}
         kept |= processes.tagged(self.tag)
         kept |= SERVER_ENVIRONMENT
-        if self.device == "cpu":
-            kept |= self._cpu_environment()
-        return kept
+        return kept | (self._cpu_environment() if self.device == "cpu" else _cuda_environment(kept))
 
     def _cpu_environment(self) -> dict[str, str]:
         """Each TP worker of each engine gets its share of the cores."""
@@ -143,6 +142,15 @@ class ServerProcess:
             "OMP_NUM_THREADS": str(max(1, len(cores) // workers)),
             "SGLANG_CPU_OMP_THREADS_BIND": binding,  # SGLang wants one entry a worker, and binds only with AMX
         }
+
+
+def _cuda_environment(kept: Mapping[str, str]) -> dict[str, str]:
+    """Kernels are compiled at the first start, by programs beside this python; and SGLang preloads a library into its
+    workers that needs CUDA's runtime, which only torch would find in the wheel that brought it."""
+    libraries = [kept["LD_LIBRARY_PATH"]] if kept.get("LD_LIBRARY_PATH") else []
+    libraries += [str(directory) for directory in runtime_libraries()]
+    programs = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
+    return {"PATH": os.pathsep.join(programs), "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
 
 
 def free_port() -> int:

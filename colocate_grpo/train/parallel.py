@@ -29,6 +29,8 @@ def pick_device(config: Config) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(f"run.device: {wanted}, but torch {torch.__version__} cannot use a CUDA device here")
+    if config.model.dtype == "float32":
+        raise ConfigError("model.dtype: float32, but the packed attention of a GPU has bfloat16 only; set bfloat16")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 

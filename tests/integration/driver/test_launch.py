@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def launch(tmp_path: Path, demo: DemoPaths) -> Iterator[Launch]:
 
 def test_tmux_start_again_stop_and_resume(launch: Launch) -> None:
     assert shutil.which("tmux"), "the launch tests need tmux: apt-get install tmux"
-    said = launch.start("run.steps=1000")
+    with ThreadPoolExecutor() as at_once:
+        said, second = sorted(at_once.map(launch.start, ["run.steps=1000"] * 2), key=lambda text: "started" not in text)
     assert f"{launch.run_dir} started in tmux" in said
+    assert f"{launch.run_dir} is already running" in second
     assert "tmux attach -t colocate-demo" in said
     assert launch.shell("tmux", "has-session", "-t", "=colocate-demo").returncode == 0
     again = launch.start("run.steps=1000")

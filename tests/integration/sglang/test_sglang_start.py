@@ -14,7 +14,7 @@ from colocate_grpo import processes
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.rollout.engine import EngineError
 from colocate_grpo.rollout.sglang_cpu_platform import DEVICE_VARIABLE, activate
-from colocate_grpo.rollout.sglang_options import check_options
+from colocate_grpo.rollout.sglang_options import check_options, server_options
 from colocate_grpo.rollout.sglang_pool import SglangPool
 from colocate_grpo.rollout.sglang_process import LOG_TAIL_BYTES, ServerProcess
 
@@ -49,6 +49,21 @@ def test_a_wrong_option_ends_the_command_before_anything_is_started(tmp_path, ov
     assert done.returncode == 2
     assert done.stderr == f"error: rollout.sglang.{option}: {expected}\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_what_an_engine_on_cards_is_started_with(model_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/own")
+    server = ServerProcess(config(model_dir), tmp_path, model_dir, "cuda", 1, "the_key")
+    environment = server._environment()
+    assert (Path(environment["PATH"].split(":")[0]) / "ninja").exists(), "SGLang compiles kernels at its first start"
+    own, *runtime = environment["LD_LIBRARY_PATH"].split(":")
+    assert own == "/opt/own"
+    assert any(list(Path(directory).glob("libcudart.so.*")) for directory in runtime)
+    options = server_options(config(model_dir), model_dir, "cuda", 1, 30000, "the_key")
+    assert (options["base_gpu_id"], options["enable_memory_saver"]) == (1, True)
+    assert options["disable_custom_all_reduce"]
+    overridden = config(model_dir, sglang={"disable_custom_all_reduce": False})
+    assert not server_options(overridden, model_dir, "cuda", 1, 30000, "the_key")["disable_custom_all_reduce"]
 
 
 def test_a_value_that_the_server_refuses_is_the_users_mistake(model_dir, tmp_path, monkeypatch, run_tag):

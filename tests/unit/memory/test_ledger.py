@@ -73,3 +73,12 @@ def test_memory_is_measured_at_every_phase():
     assert {m.split("/")[2] for m in metrics} == {f"{k}_gib" for k in memory_figures(CPU)}
     assert metrics["memory/train/free_gib"] * GIB > len(ballast)
     assert ledger.metrics() == {}
+
+
+@pytest.mark.parametrize(("used_gib", "warned"), [(3.4, False), (3.6, True)])
+def test_what_stays_with_everything_asleep_is_compared_with_the_plan(used_gib, warned, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int((24 - used_gib) * GIB), 24 * GIB))
+    ledger = Ledger(torch.device("cuda", 0), tolerance_bytes=GIB // 2)
+    ledger.compare_asleep(3 * GIB)
+    assert ledger.metrics()["memory/idle/beyond_plan_gib"] == pytest.approx(used_gib - 3)
+    assert ("in use in phase idle with everything asleep, planned 3.00 GiB" in caplog.text) is warned
