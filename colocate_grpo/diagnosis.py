@@ -15,6 +15,10 @@ EXIT_CODES: dict[Kind, int] = {"finished": 0, "stopped": 0, "user_error": 2, "in
 CUDA_OOM = re.compile(
     r"(?:OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|NCCL.*out of memory)[^\n]*", re.I
 )
+# What `loop` logs, line by line: whatever stands before the last of these the ranks have outlived.
+RECORD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank \d+ [A-Z]+ [^\n]*$", re.M)
+TRACEBACK = "Traceback"
+KILLED = "exitcode: -9"
 TRIED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]iB)")
 HELP = {
     "rollout": "lower rollout.sglang.mem_fraction_static, or set memory.kv_dtype=fp8_e5m2",
@@ -65,11 +69,11 @@ def diagnose(report: dict[str, Any] | None, code: int, log: str, state: dict[str
     if kind in ("finished", "stopped", "user_error", "guard_stop", "rollback"):
         assert report is not None
         return Ending(kind, str(report.get("message", "")), int(report.get("step", step)))
-    if oom_kills and "exitcode: -9" in log:
+    if oom_kills and KILLED in log:
         return Ending("oom", _host_oom(phase, step), step)
-    if kind == "oom" or (match := CUDA_OOM.search(log)):
-        text = str(report.get("message", "")) if kind == "oom" and report else match[0] if match else ""
-        return Ending("oom", _cuda_oom(phase, step, text, log), step)
+    said = f"{report.get('message', '')}\n{_last_tracebacks(log)}" if report else _last_tracebacks(log)
+    if kind == "oom" or CUDA_OOM.search(said):
+        return Ending("oom", _cuda_oom(phase, step, said), step)
     if report:
         return Ending(kind if kind in ("engine", "crash") else "crash", str(report.get("message", "")), step)
     return Ending("crash", f"{_cause(log, code)} (phase {phase}, step {step})", step)
@@ -82,8 +86,15 @@ def _host_oom(phase: str, step: int) -> str:
     )
 
 
-def _cuda_oom(phase: str, step: int, text: str, log: str) -> str:
-    amount = TRIED.search(text) or TRIED.search(log)
+def _last_tracebacks(log: str) -> str:
+    """What ended the ranks; a text in an earlier line, or of one that SIGKILL ended, says nothing of it."""
+    last_words = RECORD.split(log)[-1]
+    start = last_words.find(TRACEBACK)
+    return last_words[start:] if start >= 0 and KILLED not in last_words else ""
+
+
+def _cuda_oom(phase: str, step: int, said: str) -> str:
+    amount = TRIED.search(said)
     wanted = f" while asking for {amount[1]}" if amount else ""
     return (
         f"out of GPU memory in phase {phase}, step {step}{wanted}. "

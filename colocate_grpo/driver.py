@@ -15,14 +15,15 @@ from pathlib import Path
 
 from colocate_grpo import processes
 from colocate_grpo.best_export import export_best
+from colocate_grpo.checkpoint.rollbacks import tell_rollbacks
 from colocate_grpo.checkpoint.store import CheckpointStore
 from colocate_grpo.config import Config
 from colocate_grpo.diagnosis import Ending
+from colocate_grpo.disk_full import best_effort, is_full, told_in_one_line
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.observe.console import LiveConsole
 from colocate_grpo.observe.environment import environment
 from colocate_grpo.observe.events import EventLog
-from colocate_grpo.observe.metrics import MetricsLog, read_rows
 from colocate_grpo.ranks import Ranks
 from colocate_grpo.run_directory import RunDirectory
 
@@ -46,7 +47,7 @@ def supervise(
     `entry`: module of a rank; `replay` and `evaluate_only` are handed to it (`--replay DIR`, `--evaluate-only`).
     Exit codes: 0 finished or stopped and resumable, 2 a user's mistake, 130 ended at once by a second signal, else 1.
     Raises ConfigError where the run directory belongs to another run or another driver, `run.until` is no time, or
-    there is nothing to replay.
+    there is nothing to replay; DiskFull where there is no room even to begin.
     """
     deadline = Deadline(config)
     if replay and not any(replay.glob("step_*.jsonl.zst")):
@@ -54,7 +55,7 @@ def supervise(
     run = RunDirectory(config.run_dir.resolve())
     command = [entry, *(["--replay", str(replay.resolve())] if replay else [])]
     command += ["--evaluate-only"] if evaluate_only else []
-    with run.locked(), Signals() as signals:
+    with told_in_one_line(run.path), run.locked(), Signals() as signals:
         changed = run.adopt(config)
         run.clear_stop()
         with LiveConsole(run.path) as console:
@@ -85,19 +86,24 @@ class Supervisor:
         processes.become_subreaper()
         self._end_leftovers()
         with processes.lifeline(self.tag, self.run.path / "logs" / "driver.log"):
-            if changed:
-                self._emit("config_change", changes={key: list(pair) for key, pair in changed.items()})
-            if "run.steps" in changed and self.config.train.optimizer.follows_run_steps:
-                log.warning(
-                    "run.steps changed from %s to %s: the learning rate's schedule follows it, from here on "
-                    "(train.optimizer.decay_steps is not set)", *changed["run.steps"],
-                )  # fmt: skip
+            self._tell_of_options(changed)
             ending = self._attempts(shlex.join(command_line))
-            if self.config.checkpoint.export_best and ending.kind != "interrupted":
-                export_best(self.store, self.tag)
+            if self.config.checkpoint.export_best and ending.kind == "finished":
+                export_best(self.store, self.tag, self._is_asked_to_end)
         self._emit("run_end", outcome=ending.kind, message=ending.message, step=ending.step)
         log.log(logging.ERROR if ending.failed else logging.INFO, "%s", self._last_words(ending))
         return ending.exit_code
+
+    def _tell_of_options(self, changed: dict[str, tuple[object, object]]) -> None:
+        if changed:
+            self._emit("config_change", changes={key: list(pair) for key, pair in changed.items()})
+        if "run.steps" in changed and self.config.train.optimizer.follows_run_steps:
+            log.warning(
+                "run.steps changed from %s to %s: the learning rate's schedule follows it, from here on "
+                "(train.optimizer.decay_steps is not set)", *changed["run.steps"],
+            )  # fmt: skip
+        if self.config.checkpoint.keep_best and not self.config.eval.every:
+            log.warning("checkpoint.keep_best keeps nothing: with eval.every=0 no checkpoint is evaluated")
 
     def _last_words(self, ending: Ending) -> str:
         text = ending.message or ending.kind
@@ -109,18 +115,22 @@ class Supervisor:
     def _attempts(self, command_line: str) -> Ending:
         failures = 0
         while True:
-            before = self._prepare()
-            self._tick()
-            if reason := self.run.stop_reason():
-                return Ending("stopped", f"{reason}, before attempt {self.attempt + 1} began", before)
-            ending = self._attempt(command_line)
-            if ending.kind == "rollback":
-                ending = self._roll_back(ending)
+            before = self._newest_step()
+            try:
+                before = self._prepare()
+                self._tick()
+                if reason := self.run.stop_reason():
+                    return Ending("stopped", f"{reason}, before attempt {self.attempt + 1} began", before)
+                ending = self._attempt(command_line)
                 if ending.kind == "rollback":
-                    continue
+                    ending = self._roll_back(ending)
+            except OSError as error:  # what decides how the run goes on could not be written: later there may be room
+                ending = _want_of_room(error, before)
+            if ending.kind == "rollback":
+                continue
             if not ending.retried:
                 return ending
-            failures = 1 if self._has_progressed(before) else failures + 1
+            failures = 0 if self._newest_step() > before else failures + 1
             if failures >= self.config.run.max_attempts:
                 return Ending(ending.kind, self._giving_up(failures, ending), ending.step)
             self._pause(failures, ending)
@@ -129,38 +139,46 @@ class Supervisor:
         """Everything that must be true before ranks start; returns the step they will resume from, -1 for none."""
         self._end_leftovers()
         self.store.tidy()
-        self._complete_rollbacks()
-        newest, skipped = self.store.newest_verified()
+        tell_rollbacks(self.run.path, self.attempt)
+        _, skipped = self.store.newest_verified()
         for entry in skipped:
             if entry.rolled_back:  # somebody decided so, and its event tells of it
                 continue
             log.warning("checkpoint skipped: %s", entry)
             self._emit("checkpoint_skipped", path=entry.path.name, reason=entry.reason)
-        return newest.step if newest else -1
+        return self._newest_step()
 
     def _attempt(self, command_line: str) -> Ending:
         self.attempt += 1
-        self.run.record_attempt(self.attempt, started=time.time(), command_line=command_line)
+        self._record(started=time.time(), command_line=command_line)
         self._emit("attempt_start", command_line=command_line, **environment())
-        ranks = Ranks(self.config, self.run, self.attempt, self.command, self.tag)
         try:
-            ending = ranks.watch(self.signals.twice, self._tick)
-        finally:
-            ranks.end(grace_s=0 if self.signals.twice() else GRACE_S)
-        self.run.record_attempt(self.attempt, ended=time.time(), kind=ending.kind, message=ending.message)
+            ending = self._watch_ranks()
+        except OSError as error:  # of the driver's own: what the ranks could not write is in their exit
+            ending = _want_of_room(error, -1)
+        self._record(ended=time.time(), kind=ending.kind, message=ending.message)
         self._emit("attempt_end", outcome=ending.kind, message=ending.message, step=ending.step)
         return ending
 
+    def _watch_ranks(self) -> Ending:
+        ranks = Ranks(self.config, self.run, self.attempt, self.command, self.tag)
+        try:
+            return ranks.watch(self.signals.twice, self._tick)
+        finally:
+            ranks.end(grace_s=0 if self.signals.twice() else GRACE_S)
+
     def _tick(self) -> None:
         if self.run.stop_reason() is None and (reason := self.signals.once() or self.deadline.passed()):
-            self.run.ask_to_stop(reason)
+            with best_effort("control/stop"):  # an empty file is there all the same, and asks as well
+                self.run.ask_to_stop(reason)
             self._emit("stop_requested", reason=reason)
             log.info("stopping: %s (once more to leave at once)", reason)
         self.show()
 
     def _roll_back(self, ending: Ending) -> Ending:
         """Go back to a checkpoint from before the guard's window, a limited number of times."""
-        done, limit = len(self.store.rollbacks()), self.config.guards.max_rollbacks
+        done = sum(entry.by == "guard" for entry in self.store.rollbacks())
+        limit = self.config.guards.max_rollbacks
         if done >= limit:
             message = f"{ending.message}; it was rolled back {done} times already (guards.max_rollbacks={limit})"
             return Ending("guard_stop", message, ending.step)
@@ -168,26 +186,19 @@ class Supervisor:
         self.store.rollback(target, came_from=ending.step, reason=ending.message, by="guard")
         return ending
 
-    def _complete_rollbacks(self) -> None:
-        """A rollback is decided by one write of the store; its event and its metrics row follow, also after a kill."""
-        recorded = sum(row.get("kind") == "rollback" for row in read_rows(self.run.path))
-        for number, entry in enumerate(self.store.rollbacks()[recorded:], start=recorded + 1):
-            fields = {"from": entry.came_from, "rollback": number, "reason": entry.reason}
-            MetricsLog(self.run.path, self.attempt).append("rollback", entry.to, fields)
-            self._emit("rollback", step=entry.to, by=entry.by, **fields)
-
-    def _has_progressed(self, before: int) -> bool:
+    def _newest_step(self) -> int:
         newest = self.store.newest()
-        return newest is not None and newest.step > before
+        return newest.step if newest else -1
 
     def _giving_up(self, failures: int, ending: Ending) -> str:
         return (
-            f"{failures} attempts in a row ended without a new checkpoint (run.max_attempts); the last: "
+            f"{failures} attempt{'s in a row' if failures > 1 else ''} ended without a new checkpoint "
+            f"(run.max_attempts={self.config.run.max_attempts}); the last: "
             f"{ending.message}. End of {self.run.log(self.attempt)}:\n{self.run.log_tail(self.attempt)}"
         )
 
     def _pause(self, failures: int, ending: Ending) -> None:
-        seconds = min(self.config.run.backoff * 2 ** (failures - 1), MAX_BACKOFF_S)
+        seconds = min(self.config.run.backoff * 2 ** max(0, failures - 1), MAX_BACKOFF_S)
         log.warning(
             "attempt %d ended (%s: %s); the next one in %.0f s", self.attempt, ending.kind, ending.message, seconds
         )
@@ -200,6 +211,13 @@ class Supervisor:
         left = processes.end(processes.run_id(self.run.path), GRACE_S)
         if left:
             log.warning("ended %d processes that an earlier driver of this run had left", len(left))
+
+    def _is_asked_to_end(self) -> bool:
+        return self.signals.once() is not None or self.run.stop_reason() is not None
+
+    def _record(self, **values: object) -> None:
+        with best_effort(f"attempts/{self.attempt}.json"):
+            self.run.record_attempt(self.attempt, **values)
 
     def _emit(self, kind: str, **fields: object) -> None:
         EventLog(self.run.path, self.attempt).emit(kind, **fields)
@@ -232,20 +250,27 @@ class Signals:
 
 
 class Deadline:
-    """`run.max_hours` and `run.until` of this start."""
+    """`run.max_hours` of this start, whatever happens to the machine's clock, and `run.until` by that clock."""
 
     def __init__(self, config: Config):
-        now = time.time()
-        limits: dict[str, float] = {}
-        if config.run.max_hours is not None:
-            limits[f"run.max_hours={config.run.max_hours}"] = now + config.run.max_hours * 3600
-        if config.run.until is not None:
-            limits[f"run.until={config.run.until}"] = _local_time(config.run.until)
-        self.limits = limits
+        self.max_hours, self.until = config.run.max_hours, config.run.until
+        self.started = time.monotonic()
+        self.until_time = _local_time(self.until) if self.until is not None else None
 
     def passed(self) -> str | None:
         """The option whose time has come, if any."""
-        return next((name for name, at in self.limits.items() if time.time() >= at), None)
+        if self.max_hours is not None and time.monotonic() - self.started >= self.max_hours * 3600:
+            return f"run.max_hours={self.max_hours}"
+        if self.until_time is not None and time.time() >= self.until_time:
+            return f"run.until={self.until}"
+        return None
+
+
+def _want_of_room(error: OSError, step: int) -> Ending:
+    """The ending of an attempt that the driver could not keep the books of; any other error is raised again."""
+    if not is_full(error):
+        raise error
+    return Ending("crash", f"the disk is full: {error}", step)
 
 
 def _local_time(text: str) -> float:

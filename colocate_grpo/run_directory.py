@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from colocate_grpo.checkpoint.files import read_object, write_json
 from colocate_grpo.config import Config
 from colocate_grpo.config_file import changes, dump_config, load_config
+from colocate_grpo.disk_full import best_effort
 from colocate_grpo.errors import ConfigError, DataError
 from colocate_grpo.observe.state import read_state
 
@@ -68,8 +69,8 @@ class RunDirectory:
                     f"look at it with `colocate-grpo status {self.path}`, end it with `colocate-grpo stop {self.path}`"
                 )
             file.truncate(0)
-            file.write(f"{os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            with best_effort("the holder's name"):
+                os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
             yield
 
     def is_running(self) -> bool:

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from colocate_grpo import processes
-from colocate_grpo.checkpoint.files import files_below
+from colocate_grpo.checkpoint.files import bytes_below
 from colocate_grpo.checkpoint.store import CheckpointStore
 from colocate_grpo.config import Config
 from colocate_grpo.errors import UserError
 from colocate_grpo.observe.events import read_events
 from colocate_grpo.observe.jsonl import Row
-from colocate_grpo.observe.metrics import StepView, read_rows, view
+from colocate_grpo.observe.metrics import StepView, is_number, read_rows, view
 from colocate_grpo.run_directory import RunDirectory
 
 RECENT_STEPS = 10
@@ -87,7 +87,7 @@ def take_snapshot(run: RunDirectory) -> dict[str, Any]:
         "eta_s": _eta(config, rows, counted) if running else None,
         "last_step": _last_step(counted),
         "evaluations": _last_evaluations(counted),
-        "memory": state.get("memory"),
+        "memory": _memory(counted),
         "disk": _disk(run, config),
         "attempts": [_attempt(run, number) for number in range(1, run.last_attempt() + 1)],
         "warnings": _warnings(run),
@@ -124,7 +124,9 @@ def _eta(config: Config, rows: list[Row], counted: StepView) -> float | None:
     steps, times = counted.series("perf/step_time")
     if not steps:
         return None
-    evaluations = [row["perf/eval_time"] for row in rows if row["kind"] == "eval" and "perf/eval_time" in row]
+    evaluations = [
+        row["perf/eval_time"] for row in rows if row["kind"] == "eval" and is_number(row.get("perf/eval_time"))
+    ]
     remaining = config.run.steps - 1 - steps[-1]
     due = remaining // config.eval.every if config.eval.every else 0
     evaluating = statistics.median(evaluations[-RECENT_STEPS:]) * due if evaluations else 0.0
@@ -135,7 +137,18 @@ def _last_step(counted: StepView) -> dict[str, Any]:
     if counted.last_step is None:
         return {}
     row = counted.steps[counted.last_step]
-    return {"step": counted.last_step, **{name: row[name] for name in LAST_METRICS if name in row}}
+    return {"step": counted.last_step, **{name: row[name] for name in LAST_METRICS if is_number(row.get(name))}}
+
+
+def _memory(counted: StepView) -> dict[str, dict[str, float]]:
+    """Of each phase of the last step what rank 0 measured when it began, in GiB: `memory/PHASE/WHAT_gib`."""
+    found: dict[str, dict[str, float]] = {}
+    row = counted.steps[counted.last_step] if counted.last_step is not None else {}
+    for name, value in row.items():
+        if name.startswith("memory/") and name.endswith("_gib") and name.count("/") == 2 and is_number(value):
+            _, phase, what = name.removesuffix("_gib").split("/")
+            found.setdefault(phase, {})[what] = value
+    return found
 
 
 def _last_evaluations(counted: StepView) -> dict[str, dict[str, Any]]:
@@ -151,7 +164,7 @@ def _disk(run: RunDirectory, config: Config) -> dict[str, Any]:
     scan = CheckpointStore(run.path, config.checkpoint).scan()
     return {
         "free": shutil.disk_usage(run.path).free,
-        "run": sum(path.stat().st_size for path in files_below(run.path) if path.exists()),
+        "run": bytes_below(run.path),
         "checkpoints": [checkpoint.step for checkpoint in scan.complete],
         "checkpoint_bytes": sum(checkpoint.size for checkpoint in scan.complete),
         "skipped": [str(skipped) for skipped in scan.skipped],
@@ -193,8 +206,8 @@ def _lines(s: dict[str, Any]) -> list[tuple[str, str]]:
     if s["last_step"]:
         lines.append(("last step", "  ".join(f"{k.split('/', 1)[-1]} {v:.4g}" for k, v in s["last_step"].items())))
     lines += [("eval", f"{name}: {_accuracy(entry)}") for name, entry in s["evaluations"].items()]
-    if s["memory"]:
-        lines.append(("memory", "  ".join(f"{k} {v}" for k, v in s["memory"].items())))
+    for phase, figures in s["memory"].items():
+        lines.append(("memory", f"{phase}: " + ", ".join(f"{what} {gib:.2f} GiB" for what, gib in figures.items())))
     lines.append(("disk", _disk_line(s["disk"])))
     lines += [("skipped", text) for text in s["disk"]["skipped"]]
     lines += [

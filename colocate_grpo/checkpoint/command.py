@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from colocate_grpo.checkpoint.rollbacks import tell_rollbacks
 from colocate_grpo.checkpoint.store import Checkpoint, CheckpointStore
+from colocate_grpo.disk_full import told_in_one_line
 from colocate_grpo.errors import DataError
 from colocate_grpo.run_directory import RunDirectory
 
@@ -40,12 +42,12 @@ def run_pin(run_dir: Path, step: int, *, undo: bool) -> int:
 def run_rollback(run_dir: Path, step: int) -> int:
     """Go back to the checkpoint of a step (-1: to the beginning). DataError while the run is running."""
     run, store = _open(run_dir)
-    with _idle(run):
-        newest = store.newest()
-        came_from = max(int(run.state().get("step", -1)), newest.step if newest else -1)
+    with told_in_one_line(run.path), _idle(run):
+        came_from = _present_step(run, store)
         if step >= came_from:
             raise DataError(f"{run.path}: the run is at step {came_from}; going back to step {step} changes nothing")
         store.rollback(step, came_from=came_from, reason="by hand", by="user")
+        tell_rollbacks(run.path, run.last_attempt())
     where = f"step {step}" if step >= 0 else "the beginning"
     print(f"{run.path}: back at {where}; the next start goes on from there, with other sampling seeds")
     return 0
@@ -69,6 +71,13 @@ def _open(run_dir: Path) -> tuple[RunDirectory, CheckpointStore]:
     run = RunDirectory(run_dir).require()
     config = run.config()
     return run, CheckpointStore(run.path, config.checkpoint, config.guards.step.window)
+
+
+def _present_step(run: RunDirectory, store: CheckpointStore) -> int:
+    """Where the run is: what it said last, unless it was rolled back since, or its newest checkpoint."""
+    state, newest, history = run.state(), store.newest(), store.rollbacks()
+    said = state["step"] if state and not (history and history[-1].time > state["time"]) else -1
+    return max(said, newest.step if newest else -1)
 
 
 def _idle(run: RunDirectory) -> Any:

@@ -69,7 +69,7 @@ class Rank0:
                 if code is not None:
                     return code
             time.sleep(STEP_S)
-            metrics.append("step", step, {"salt": len(rollbacks(self.run_dir))})
+            metrics.append("step", step, {"salt": len(rollbacks(self.run_dir)), "memory/train/free_gib": 1.5})
             if (step + 1) % self.config.checkpoint.every == 0:
                 self.save(step)
         return self.end("finished", "all steps done", self.config.run.steps)

@@ -35,6 +35,7 @@ def test_status_stop_and_checkpoints(run: Run) -> None:
     shown = cli("status", str(run.dir)).stdout
     assert f"driver {driver.pid} on" in shown
     assert "5 of 8 done" in shown
+    assert "train: free 1.50 GiB" in shown
     for command in (["rollback", str(run.dir), "1"], ["prune", str(run.dir)]):
         refused = cli("checkpoints", *command)
         assert refused.returncode == 2
@@ -75,11 +76,24 @@ def checkpoints(run: Run) -> None:
     assert damaged.returncode == 1
     assert "sha256 differs" in damaged.stdout.replace("\n", " ")
     assert "back at step 1" in cli("checkpoints", "rollback", str(run.dir), "1").stdout
+    told_at_once(run)
+
+
+def told_at_once(run: Run) -> None:
+    """A rollback by hand is in the record before anything trains again."""
+    seen = json.loads(cli("status", str(run.dir), "--json").stdout)
+    assert (seen["steps_done"], seen["last_step"]["step"]) == (2, 1)
+    assert "rolled back from step 6 to 1: by hand" in seen["warnings"][-1]
+    assert [(event["step"], event["by"]) for event in run.events("rollback")] == [(1, "user")]
+    again = cli("checkpoints", "rollback", str(run.dir), "1")
+    assert again.returncode == 2
+    assert "the run is at step 1; going back to step 1 changes nothing" in again.stderr
 
 
 def rolled_back(run: Run) -> None:
     rows = read_rows(run.dir)
     assert [(r["step"], r["from"]) for r in rows if r["kind"] == "rollback"] == [(1, rollbacks(run.dir)[0].came_from)]
+    assert len(run.events("rollback")) == 1
     assert [row["salt"] for row in view(rows).steps.values()] == [0, 0, 1, 1, 1, 1, 1, 1]
 
 

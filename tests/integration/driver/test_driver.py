@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -180,6 +182,15 @@ def test_max_hours_and_until(run: Run) -> None:
     run.configure(run={"until": "tomorrow"})
     assert run.start().wait(timeout=300) != 0
     assert "run.until: 'tomorrow' is no ISO 8601 time" in run.output()
+
+
+def test_a_full_disk_is_told_in_one_line_at_the_start_and_waited_for_later(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("full_disk.py")
+    done = subprocess.run(  # in a mount namespace of its own: the small disk must not outlive the test
+        ["unshare", "--mount", "--map-root-user", sys.executable, str(script), str(tmp_path)],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_other_processes_of_the_user_are_left_alone(run: Run) -> None:

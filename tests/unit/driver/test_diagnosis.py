@@ -50,6 +50,24 @@ def test_gpu_memory_names_phase_amount_and_option(phase: str, option: str) -> No
         assert not ending.retried
 
 
+RECORD = "2026-11-29 20:44:31,804 rank 0 {} colocate_grpo.rollout: {}\n"
+HANDLED = RECORD.format("WARNING", f"engine 1 was lost: Traceback (most recent call last):\n  File ...\n{OOM}")
+ANSWER = RECORD.format("INFO", f"step 7, an answer: 'Traceback of my thoughts: {OOM}'")
+WENT_ON = RECORD.format("INFO", "memory train: allocated=1.00GiB")
+FAILURE = "Traceback (most recent call last):\n  File ...\nValueError: bad\n"
+
+
+@pytest.mark.parametrize("earlier", [HANDLED + WENT_ON, ANSWER, HANDLED + ANSWER])
+def test_a_handled_loss_or_an_answer_that_speaks_of_memory_is_no_cause(earlier: str) -> None:
+    endings = [of(log=earlier, code=-9), of(log=earlier + FAILURE), of({"kind": "crash", "message": "x"}, earlier)]
+    assert [(ending.kind, ending.retried) for ending in endings] == [("crash", True)] * 3
+    assert of(log=earlier + f"Traceback (most recent call last):\n  File ...\n{OOM}\n").kind == "oom"
+
+
+def test_sigkill_leaves_no_traceback_so_what_stands_there_is_older() -> None:
+    assert of(log=HANDLED, code=-9).retried
+
+
 def test_the_kernel_s_memory_killer_is_told_from_another_sigkill() -> None:
     killed = of(code=-9, kills=1)
     assert (killed.kind, killed.retried) == ("oom", False)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colocate_grpo.observe.events import EventLog, read_events
+from colocate_grpo.observe.jsonl import append_row
 from colocate_grpo.observe.metrics import MetricsLog, read_rows, view
 
 Actions = st.lists(
@@ -138,3 +139,37 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
     assert (first["kind"], first["attempt"], first["command_line"]) == ("attempt_start", 1, "x")
     assert (second["kind"], second["attempt"], second["step"]) == ("guard", 2, 3)
     assert first["time"] <= second["time"]
+
+
+ROW = {"kind": "step", "step": 1, "attempt": 1, "time": 1.0}
+NO_ROWS = [
+    *({name: value for name, value in ROW.items() if name != left_out} for left_out in ROW),
+    {**ROW, "step": "1"}, {**ROW, "attempt": None}, {**ROW, "time": "noon"}, {**ROW, "kind": 3}, {**ROW, "step": 1.5},
+    {**ROW, "kind": "rollback", "from": "4"}, {**ROW, "kind": "rollback", "rollback": "1"},
+    {**ROW, "kind": "eval", "protocol/a": "p", "eval/a": 0.5, "updates": "2"},
+    {**ROW, "kind": "eval", "protocol/a": "p", "eval/a": 0.5, "baseline": "0"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", NO_ROWS, ids=str)
+def test_a_line_that_is_json_but_no_row_is_damaged(tmp_path: Path, row: dict, caplog: pytest.LogCaptureFixture) -> None:
+    log = MetricsLog(tmp_path, 1)
+    log.append("step", 0, {"a": 1.0})
+    append_row(log.path, row)
+    log.append("eval", 0, {"protocol/a": "p", "eval/a": 0.5, "updates": 1})
+    assert [row["kind"] for row in read_rows(tmp_path)] == ["step", "eval"]
+    assert "metrics.jsonl:2: damaged line left out" in caplog.text
+    counted = view([*read_rows(tmp_path), row])
+    assert list(counted.steps) == [0]
+    assert [(p.name, p.accuracy) for p in counted.evaluations] == [("a", 0.5)]
+
+
+def test_an_evaluation_whose_protocol_is_no_text_is_none(tmp_path: Path) -> None:
+    MetricsLog(tmp_path, 1).append("eval", 0, {"protocol/a": ["p"], "eval/a": 0.5})
+    assert view(read_rows(tmp_path)).evaluations == []
+
+
+def test_an_event_on_a_full_disk_is_told_and_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    EventLog(tmp_path, 1).emit("save", step=3)
+    assert "event save was not written: [Errno 28] No space left on device" in caplog.text
