@@ -64,7 +64,9 @@ class RunConfig(Section):
     max_hours: float | None = Field(None, gt=0, description="Save and stop after this many hours of this start.")
     until: str | None = Field(None, description="Save and stop at this local time (ISO 8601).")
     dump_rollouts: bool = Field(True, description="Write every trajectory to `rollouts/step_N.jsonl.zst`.")
-    deterministic: bool = Field(True, description="Bit-equal continuation where the device can give it.")
+    deterministic: bool = Field(
+        True, description="Bit-equal continuation on a CPU; on cards as far as their kernels go (attention does not)."
+    )
 
 
 class ModelConfig(Section):

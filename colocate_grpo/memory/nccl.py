@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ class Communicators:
 
     def __init__(self, ledger: Ledger):
         self.ledger = ledger
-        self._suspended: list[dist.Backend] = []
+        self._suspended: list[Any] = []  # torch's stubs leave out what a backend can suspend
 
     def suspend(self) -> None:
         """Free their device memory; collective, and no operation may be outstanding. Idempotent."""
@@ -35,7 +36,7 @@ class Communicators:
         self._suspended = []
 
 
-def nccl_backends() -> Iterator[dist.Backend]:
+def nccl_backends() -> Iterator[Any]:
     """In the order in which their groups were made, which is the same on every rank.
 
     A group's name for its backend is of no use here: it is `cpu:gloo,cuda:nccl` where each device has its own.
