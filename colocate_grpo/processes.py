@@ -33,8 +33,17 @@ def run_id(run_dir: Path) -> str:
 
 def driver_id(run_dir: Path) -> str:
     """Tag of the processes of this driver: that of the run, and who supervises it."""
-    me = psutil.Process()
-    return f"{run_id(run_dir)}:{me.pid}:{me.create_time():.2f}"
+    return f"{run_id(run_dir)}:{os.getpid()}:{start_ticks(os.getpid())}"
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot: nobody sets that clock. None where there is none."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field, the name in parentheses, may hold anything; the start is the 22nd.
+    return int(status.rpartition(")")[2].split()[19])
 
 
 def tagged(tag: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from colocate_grpo.doctor import (
     c_extension,
     caches,
     context_length,
+    cuda_toolkit,
     data_files,
     disk,
     driver,
@@ -28,8 +29,10 @@ from colocate_grpo.doctor import (
     lingering,
     memory_plan,
     model_files,
+    ninja,
     orphans,
     ports,
+    saver_preload,
     shared_memory,
     tokenizer,
     triton_kernel,
@@ -39,8 +42,8 @@ from colocate_grpo.doctor.finding import Context, Finding, fail
 from colocate_grpo.errors import UserError
 
 MACHINE: tuple[ModuleType, ...] = (
-    gpus, driver, gpu_processes, versions, allreduce, allocator, c_extension, triton_kernel, caches, host_memory,
-    shared_memory, limits, ports, lingering, orphans,
+    gpus, driver, gpu_processes, versions, allreduce, allocator, c_extension, triton_kernel, cuda_toolkit, ninja,
+    saver_preload, caches, host_memory, shared_memory, limits, ports, lingering, orphans,
 )  # fmt: skip
 CONFIGURATION: tuple[ModuleType, ...] = (memory_plan, disk, model_files, tokenizer, context_length, data_files)
 STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}

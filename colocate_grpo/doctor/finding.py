@@ -68,6 +68,11 @@ class Context:
         return self.config.run.device == "auto" and (bool(self.cards.cards) or has_nvidia_card())
 
     @property
+    def wants_servers(self) -> bool:
+        """False where no SGLang server will work on a card."""
+        return self.wants_gpu and (self.config is None or self.config.rollout.engine == "sglang")
+
+    @property
     def cards_needed(self) -> int:
         return self.config.parallel.world_size if self.config else 1
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 
 from colocate_grpo.doctor.finding import Context, Finding, fail, ok
-from colocate_grpo.processes import RUN_ID
+from colocate_grpo.processes import RUN_ID, start_ticks
 
 
 def check(context: Context) -> Finding:
@@ -23,7 +23,7 @@ def check(context: Context) -> Finding:
 
 
 def find_orphans() -> Iterator[psutil.Process]:
-    """Processes of this user with a run's tag (`run:driver pid:start time[:...]`) whose driver no longer runs."""
+    """Processes of this user with a run's tag (`run:driver pid:start in ticks[:...]`) whose driver no longer runs."""
     for process in psutil.process_iter():
         try:
             tag = process.environ().get(RUN_ID, "")
@@ -36,9 +36,6 @@ def find_orphans() -> Iterator[psutil.Process]:
 def driver_runs(tag: str) -> bool:
     """False where the tag names a driver that is gone; a tag without a driver proves nothing."""
     fields = tag.split(":")
-    if len(fields) < 3 or not fields[1].isdigit():
+    if len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
         return True
-    try:
-        return abs(psutil.Process(int(fields[1])).create_time() - float(fields[2])) < 1.0
-    except psutil.NoSuchProcess:
-        return False
+    return start_ticks(int(fields[1])) == int(fields[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,21 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert disk.check(machine).level == level
 
 
+def test_disk_while_a_running_run_removes_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    (run / "old").write_bytes(b"1")
+    (run / "kept").write_bytes(b"12345")
+    lstat = os.lstat
+
+    def lstat_too_late(path: str) -> os.stat_result:
+        (run / "old").unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(disk.os, "lstat", lstat_too_late)
+    assert disk._size(run) == 5
+
+
 def test_memory_plan_says_what_fits() -> None:
     assert memory_plan.check(context(Nvml(cards=1))).level == "ok"
     finding = memory_plan.check(context(Nvml(cards=1), model={"path": "hf:Qwen/Qwen3-1.7B"}, rollout={"slots": 16}))
@@ -213,5 +229,5 @@ def test_doctor_without_a_gpu_ends_with_a_list_and_exit_code_1() -> None:
     if levels["gpus"] == "fail":
         assert done.returncode == 1
         assert answer["ok"] is False
-    assert len(levels) == 15
+    assert len(levels) == 18
     assert all(row["how_to_mend"] for row in answer["checks"] if row["level"] != "ok")

@@ -92,6 +92,9 @@ def test_too_little_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_memory.check(context(Nvml(cards=1))).level == "ok"
     machine_of(4)
     assert host_memory.check(context(Nvml(cards=1))).level == "fail"
+    finding = host_memory.check(context(Nvml(cards=1), memory={"backup_dir": "/mnt/fast"}))
+    assert "(save)" in finding.what
+    assert "backup_dir" not in finding.how_to_mend
 
 
 def test_a_containers_shared_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -136,10 +139,11 @@ def test_lingering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not lingering.kill_user_processes((tmp_path / "logind.conf",))
 
 
-def test_orphan_of_a_dead_driver_is_found_and_a_child_of_a_living_one_is_not() -> None:
-    me = psutil.Process()
-    living = f"run:{me.pid}:{me.create_time():.2f}:engine_0:abc"
-    dead = f"run:{me.pid}:{me.create_time() - 1000:.2f}:engine_0:abc"
+def test_orphan_of_a_dead_driver_is_found_and_a_child_of_a_living_one_is_not(tmp_path: Path) -> None:
+    ticks = processes.start_ticks(os.getpid())
+    assert ticks is not None
+    living = f"{processes.driver_id(tmp_path)}:engine_0:abc"
+    dead = f"run:{os.getpid()}:{ticks - 1000}:engine_0:abc"
     for tag, is_orphan in ((living, False), (dead, True)):
         environment = {**os.environ, **processes.tagged(tag)}
         child = subprocess.Popen(
@@ -152,3 +156,28 @@ def test_orphan_of_a_dead_driver_is_found_and_a_child_of_a_living_one_is_not() -
             assert (child.pid in [p.pid for p in orphans.find_orphans()]) == is_orphan
         finally:
             child.communicate(b"\n")
+
+
+def test_a_clock_that_is_set_makes_no_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start times by the clock follow the time of the boot, which every step of the clock moves."""
+    tag = processes.driver_id(tmp_path)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: 0.0)
+    monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)
+    assert orphans.driver_runs(tag)
+
+
+@pytest.mark.parametrize("tag", ["run", "run:driver", "run:1:1700000000.25:engine_0"])
+def test_a_tag_without_a_driver_proves_nothing(tag: str) -> None:
+    assert orphans.driver_runs(tag)
+
+
+def test_start_in_ticks_of_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
+    odd = tmp_path / "a) (b 1 2"
+    odd.symlink_to(sys.executable)
+    with subprocess.Popen([odd, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        mine, its = processes.start_ticks(os.getpid()), processes.start_ticks(child.pid)
+        assert mine is not None
+        assert its is not None
+        assert its >= mine
+        child.stdin.write(b"\n")
