@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import zstandard
+from pydantic import TypeAdapter
+
+from colocate_grpo.errors import DataError
 
 Status = Literal["completed", "truncated", "aborted", "failed"]
 
@@ -98,7 +101,15 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     partial.replace(path)
 
 
+_LINE = TypeAdapter(Trajectory)
+
+
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """Read a dump made by `write_trajectories`."""
-    for line in zstandard.decompress(path.read_bytes()).decode().splitlines():
-        yield Trajectory.from_json(json.loads(line))
+    """Read a dump made by `write_trajectories`. Raises DataError where it is none, or not a whole one."""
+    packed = path.read_bytes()
+    try:
+        # A flipped bit in its header makes a frame claim any size.
+        for line in zstandard.decompress(packed).splitlines():
+            yield _LINE.validate_json(line)
+    except (zstandard.ZstdError, ValueError, AssertionError, MemoryError) as error:
+        raise DataError(f"{path}: a damaged dump of rollouts ({str(error).splitlines()[0]})") from None

@@ -10,13 +10,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from colocate_grpo.checkpoint.files import has_shape
 
 Row = dict[str, Any]
+LAST_TIME = 1e11  # a date can be made of it
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +47,7 @@ class Stamped(BaseModel):
     model_config = ConfigDict(strict=True)
     kind: str
     attempt: int
-    time: float
+    time: Annotated[float, Field(ge=0, le=LAST_TIME)]
 
 
 class AttemptLog:

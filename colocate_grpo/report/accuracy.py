@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from colocate_grpo.errors import DataError
 from colocate_grpo.observe.metrics import EvalPoint
 from colocate_grpo.report.record import RunRecord
 from colocate_grpo.report.statistics import (
@@ -82,7 +83,7 @@ class Measured:
 
 def curves(run: RunRecord) -> list[Curve]:
     """One curve a set and protocol, sets in the order of the configuration, protocols in the order of use."""
-    order = [spec["name"] for spec in run.option("eval.sets", [])]
+    order = [spec["name"] for spec in run.option("eval.sets") or []]
     by_key: dict[tuple[str, str], list[EvalPoint]] = {}
     for point in sorted(run.evaluations, key=lambda p: p.time):
         by_key.setdefault((point.name, point.protocol), []).append(point)
@@ -130,6 +131,15 @@ def problem_means(scores: Scores) -> dict[str, float]:
     return {problem: float(np.mean(values)) for problem, values in scores.items()}
 
 
+def damaged_dumps(run: RunRecord) -> list[Path]:
+    """Dumps of evaluations that are there and cannot be read, of those that a report reads."""
+    found = curves(run)
+    chosen = best_step(run, found)
+    points = [p for c in found for p in (*c.baselines, c.at(chosen), c.last) if p]
+    paths = [path for path in dict.fromkeys(dump_path(run.run_dir, p) for p in points) if path.exists()]
+    return [path for path in paths if _dumped_scores(path, path.stat().st_mtime_ns) is None]
+
+
 def dump_path(run_dir: Path, point: EvalPoint) -> Path:
     """The raw answers of an evaluation."""
     which = f"step_{point.step}" if point.baseline is None else f"baseline_{point.baseline}"
@@ -143,22 +153,27 @@ def _curve(name: str, protocol: str, points: Sequence[EvalPoint]) -> Curve:
 
 
 def _scores(run_dir: Path, point: EvalPoint) -> Scores | None:
-    """Scores by problem; None where the dump is absent or belongs to another evaluation of the same step."""
+    """Scores by problem; None where the dump is absent, damaged, or of another evaluation of the same step."""
     path = dump_path(run_dir, point)
     if not path.exists():
         return None
     scores = _dumped_scores(path, path.stat().st_mtime_ns)
-    agrees = bool(scores) and abs(np.mean(list(problem_means(scores).values())) - point.accuracy) < _SAME
+    if not scores:
+        return None
+    agrees = abs(np.mean(list(problem_means(scores).values())) - point.accuracy) < _SAME
     return scores if agrees else None
 
 
 @lru_cache(maxsize=64)
-def _dumped_scores(path: Path, _modified_ns: int) -> Scores:
-    """Read once a report: the dumps of long answers are large."""
+def _dumped_scores(path: Path, _modified_ns: int) -> Scores | None:
+    """Read once a report: the dumps of long answers are large. None where the dump is damaged."""
     scores: Scores = {}
-    for t in read_trajectories(path):
-        if t.accuracy is not None:
-            scores.setdefault(f"{t.prompt_id}#{t.group_id}", []).append(t.accuracy)
+    try:
+        for t in read_trajectories(path):
+            if t.accuracy is not None:
+                scores.setdefault(f"{t.prompt_id}#{t.group_id}", []).append(t.accuracy)
+    except (DataError, OSError):  # the report names it, and goes on without it
+        return None
     return scores
 
 

@@ -63,7 +63,7 @@ def _attempts(run: RunRecord) -> str:
     """One line an attempt; its time is that between its first and last entry."""
     rows = []
     for attempt, entries in attempts(run).items():
-        steps = sorted({entry["step"] for entry in entries if entry.get("kind") == "step"})
+        steps = sorted({entry["step"] for entry in entries if entry["kind"] == "step" and "step" in entry})
         ends = [entry for entry in entries if entry.get("kind") in ("attempt_end", "run_end")]
         outcome = f"{ends[-1].get('outcome', '')} {ends[-1].get('message') or ''}".strip() if ends else "not recorded"
         times = [entry["time"] for entry in entries]

@@ -26,9 +26,10 @@ def run_report(
         console.print(f"TensorBoard files: {rebuild(run_dir)}")
         return 0
     from colocate_grpo.report.experiment import write_report
+    from colocate_grpo.report.missing import missing
 
     path = write_report(run_dir, reference=reference, compare=compare, out=out)
-    for line in load_record(run_dir).missing():
+    for line in missing(load_record(run_dir)):
         console.print(f"missing: {line}", markup=False)
     console.print(f"report: {path}, {path.with_name('report.html')}")
     return 0

@@ -60,7 +60,7 @@ def evaluation_seconds(run: RunRecord) -> dict[int, float]:
     seconds: dict[int, float] = {}
     for row in run.rows:
         if row.get("kind") == "eval" and row.get("time") in counted:
-            updates = row.get("updates", 0 if "baseline" in row else row["step"] + 1)
+            updates = row.get("updates", row["step"] + 1 if row.get("baseline") is None else 0)
             seconds[updates] = seconds.get(updates, 0.0) + float(row.get(EVALUATION, 0.0))
     return seconds
 

@@ -9,6 +9,7 @@ from colocate_grpo.report.chronicle import chronicle_section
 from colocate_grpo.report.cost import cost_section
 from colocate_grpo.report.data_use import data_section
 from colocate_grpo.report.headline import headline_section
+from colocate_grpo.report.missing import missing
 from colocate_grpo.report.model_card import exported_models, write_model_card
 from colocate_grpo.report.page import page
 from colocate_grpo.report.pictures import draw
@@ -63,7 +64,9 @@ def compose(run: RunRecord, reference: Path | None = None, compare: Path | None 
         samples_section(run),
         reproduce_section(run, other_configurations(reference, compare)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    text = "\n\n".join(section for section in sections if section) + "\n"
+    # JSON may hold half a character, which no file can.
+    return text.encode(errors="replace").decode()
 
 
 def _introduction(run: RunRecord) -> str:
@@ -77,5 +80,5 @@ def _introduction(run: RunRecord) -> str:
 
 
 def _missing(run: RunRecord) -> str | None:
-    lines = run.missing()
+    lines = missing(run)
     return "**What is missing**\n\n" + "\n".join(f"* {line}" for line in lines) if lines else None

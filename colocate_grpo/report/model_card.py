@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict
 
-from colocate_grpo.checkpoint.files import read_json
+from colocate_grpo.checkpoint.files import read_object
 from colocate_grpo.observe.metrics import EvalPoint
 from colocate_grpo.report.accuracy import Curve, curves, difference, measure
 from colocate_grpo.report.headline import interval_text, rate_text
@@ -18,13 +19,18 @@ MADE_BY = "colocate-grpo"
 FILE_NAME = "README.md"
 
 
+class _Exported(BaseModel):
+    model_config = ConfigDict(strict=True)
+    step: int
+
+
 def write_model_card(run: RunRecord, model_dir: Path, step: int | None) -> Path | None:
     """Write README.md into an exported model's directory; `step` None where it is not known.
 
     Returns None, and writes nothing, where somebody else's README.md is there already.
     """
     path = model_dir / FILE_NAME
-    if path.exists() and MADE_BY not in path.read_text(encoding="utf-8"):
+    if path.exists() and MADE_BY not in path.read_text(encoding="utf-8", errors="replace"):
         return None
     path.write_text(model_card(run, step), encoding="utf-8")
     return path
@@ -124,7 +130,7 @@ def _base_model(run: RunRecord) -> str:
 
 def _step_of(directory: Path) -> int | None:
     """The step of an exported model: as its `checkpoint.json` says, else as its name `step_39` does."""
-    recorded = read_json(directory / "checkpoint.json")
+    recorded = read_object(directory / "checkpoint.json", _Exported)
     if recorded:
         return int(recorded["step"])
     digits = directory.name.removeprefix("step_")

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from colocate_grpo.checkpoint.scan import MANIFEST, own_paths, step_of
 from colocate_grpo.errors import DataError
 from colocate_grpo.observe import events, metrics
 from colocate_grpo.observe.jsonl import DamagedLine, Row
 from colocate_grpo.observe.metrics import EvalPoint, StepView, view
+from colocate_grpo.report.figures import usable_figures
+from colocate_grpo.report.options import read_options, usable_options
 
 PARTS = "protocol_parts/"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its files tell it; nothing here is computed yet but what counts (`counted`)."""
+    """A run as its files tell it; nothing here is computed yet but what counts (`counted`).
+
+    `lost_figures`: in how many rows a key is missing or no figure; `unusable_options`: what is wrong with an option.
+    """
 
     run_dir: Path
     config: dict[str, Any]
@@ -30,6 +32,8 @@ class RunRecord:
     counted: StepView
     events: list[Row]
     damaged: list[DamagedLine]
+    lost_figures: Counter[str]
+    unusable_options: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -44,10 +48,10 @@ class RunRecord:
             value = value[part]
         return value
 
-    @cached_property
+    @property
     def evaluations(self) -> list[EvalPoint]:
-        """Counted evaluations that have a result."""
-        return [point for point in self.counted.evaluations if math.isfinite(point.accuracy)]
+        """Counted evaluations."""
+        return self.counted.evaluations
 
     @cached_property
     def protocols(self) -> dict[tuple[str, str], dict[str, Any]]:
@@ -55,8 +59,8 @@ class RunRecord:
         parts = {}
         for row in self.rows:
             for key in row:
-                if key.startswith(PARTS):
-                    name = key.removeprefix(PARTS)
+                name = key.removeprefix(PARTS)
+                if key.startswith(PARTS) and f"protocol/{name}" in row:
                     parts[name, row[f"protocol/{name}"]] = row[key]
         return parts
 
@@ -73,66 +77,34 @@ class RunRecord:
         found = own_paths(self.run_dir / "checkpoints")
         return sorted(step_of(path.name) for path in found if (path / MANIFEST).is_file())
 
-    def missing(self) -> list[str]:
-        """What this report lacks and why, in words."""
-        return list(_missing(self))
-
 
 def load_record(run_dir: Path) -> RunRecord:
     """Read a run, finished or still going. Raises DataError where `run_dir` is no run directory."""
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise DataError(f"{run_dir}: no such run directory")
-    rows = metrics.MetricsLog.read(run_dir)
+    written = metrics.MetricsLog.read(run_dir)
     happened = events.EventLog.read(run_dir)
     config_file = run_dir / "config.yaml"
-    if not (config_file.exists() or rows.rows or happened.rows):
+    if not (config_file.exists() or written.rows or happened.rows):
         raise DataError(f"{run_dir}: not a run directory: neither config.yaml nor {metrics.FILE_NAME} is there")
+    rows, lost_figures = usable_figures(written.rows)
+    config, unusable_options = usable_options(read_options(config_file))
     return RunRecord(
         run_dir=run_dir,
-        config=_read_config(config_file),
-        rows=rows.rows,
-        counted=view(rows.rows),
+        config=config,
+        rows=rows,
+        counted=view(rows),
         events=happened.rows,
-        damaged=rows.damaged + happened.damaged,
+        damaged=written.damaged + happened.damaged,
+        lost_figures=lost_figures,
+        unusable_options=unusable_options,
     )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """The options of a run, empty where there are none to read: its rows are worth a report without them."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def attempts(run: RunRecord) -> dict[int, list[Row]]:
     """Rows and events by attempt, in the order of time."""
     entries: dict[int, list[Row]] = {}
-    for entry in sorted((*run.rows, *run.events), key=lambda e: e.get("time", 0.0)):
-        if "attempt" in entry and "time" in entry:
-            entries.setdefault(entry["attempt"], []).append(entry)
+    for entry in sorted((*run.rows, *run.events), key=lambda e: e["time"]):
+        entries.setdefault(entry["attempt"], []).append(entry)
     return dict(sorted(entries.items()))
-
-
-def _missing(run: RunRecord) -> Iterator[str]:
-    if not run.config:
-        yield "`config.yaml` is missing or damaged: the configuration and everything read from it is left out."
-    if not run.counted.steps:
-        yield "No finished step is recorded: there are no training figures and no curves."
-    elif len(run.counted.steps) == 1:
-        yield "Only one step is recorded: first and last are the same, and there is no trend."
-    planned = run.option("run.steps")
-    if planned and run.counted.steps and len(run.counted.steps) < planned:
-        yield f"{len(run.counted.steps)} of {planned} steps are recorded: the run has not finished."
-    if not run.evaluations:
-        yield "No evaluation is recorded: nothing here says whether the model became better."
-    elif all(point.baseline is None for point in run.evaluations):
-        yield "The untouched model was not evaluated: there is no base to compare with."
-    elif all(point.baseline is not None for point in run.evaluations):
-        yield "Only the untouched model was evaluated: there is no result after training."
-    if not run.events:
-        yield "`events.jsonl` is missing or empty: the engineering log is left out."
-    for damaged in run.damaged:
-        yield f"`{damaged.path.name}` line {damaged.number} is damaged and left out: `{damaged.beginning}`"

@@ -51,7 +51,10 @@ def differing(values: dict[str, Any], others: dict[str, Any]) -> list[tuple[str,
 
 def portable(command_line: str) -> str:
     """A command line without the place where this machine has the program."""
-    program, *arguments = shlex.split(command_line)
+    try:
+        program, *arguments = shlex.split(command_line)
+    except ValueError:  # half a command line, with a quote that nothing closes
+        return command_line
     return shlex.join([Path(program).name, *arguments])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from colocate_grpo.errors import DataError
 from colocate_grpo.report.markdown import code, number
 from colocate_grpo.report.record import RunRecord
 from colocate_grpo.trajectory import Trajectory, read_trajectories
@@ -16,17 +17,23 @@ Decode = Callable[[list[int]], str]
 
 def samples_section(run: RunRecord) -> str:
     """The section, or what is missing for it."""
-    steps = [step for step in _ends(run) if dump_path(run, step).exists()]
-    if not steps:
+    dumped = {step: _dumped(run, step) for step in _ends(run) if dump_path(run, step).exists()}
+    if not dumped:
         return "## Samples\n\nNo rollouts were dumped (`run.dump_rollouts`), so that there are none to show."
     decode = decoder(run)
     parts = ["## Samples"]
     if decode is None:
         parts.append("The model's tokenizer is not there: token ids are shown.")
-    for step in steps:
-        chosen = choose(list(read_trajectories(dump_path(run, step))))
-        parts += [f"### Step {step}", *(_sample(title, t, decode) for title, t in chosen)]
+    for step, answers in dumped.items():
+        parts.append(f"### Step {step}")
+        parts += [_sample(title, t, decode) for title, t in choose(answers)] if answers else ["The dump is damaged."]
     return "\n\n".join(parts)
+
+
+def damaged_samples(run: RunRecord) -> list[Path]:
+    """Dumps of the steps shown that are there and cannot be read."""
+    paths = [dump_path(run, step) for step in _ends(run)]
+    return [path for path, step in zip(paths, _ends(run), strict=True) if path.exists() and not _dumped(run, step)]
 
 
 def choose(trajectories: Sequence[Trajectory]) -> list[tuple[str, Trajectory]]:
@@ -69,6 +76,14 @@ def shortened(text: str) -> str:
     if left_out <= 0:
         return text
     return f"{text[:HEAD_CHARS]}\n[… {number(left_out)} characters left out …]\n{text[-TAIL_CHARS:]}"
+
+
+def _dumped(run: RunRecord, step: int) -> list[Trajectory]:
+    """The answers of a step; none where their dump is damaged."""
+    try:
+        return list(read_trajectories(dump_path(run, step)))
+    except (DataError, OSError):  # the report names it, and goes on without it
+        return []
 
 
 def _ends(run: RunRecord) -> list[int]:

@@ -181,17 +181,21 @@ def _evaluation(curve: Curve) -> EvaluationFigures:
 
 def _facts(run: RunRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {"steps": len(run.steps)}
-    if run.config:
-        facts["trajectories_per_step"] = run.option("rollout.prompts_per_step") * run.option("rollout.group_size")
-        facts["max_new_tokens"] = _limits(run)
+    prompts, answers = run.option("rollout.prompts_per_step"), run.option("rollout.group_size")
+    if prompts and answers:
+        facts["trajectories_per_step"] = prompts * answers
+    if limits := _limits(run):
+        facts["max_new_tokens"] = limits
     if hours := _hours(run):
         facts["hours"] = hours
     return facts
 
 
-def _limits(run: RunRecord) -> str:
+def _limits(run: RunRecord) -> str | None:
     training = run.option("rollout.max_new_tokens")
-    limits = {spec.get("max_new_tokens") or training for spec in run.option("eval.sets", [])}
+    if training is None:
+        return None
+    limits = {spec.get("max_new_tokens") or training for spec in run.option("eval.sets") or []}
     evaluation = f", {' / '.join(map(number, sorted(limits)))} in evaluation" if limits else ""
     return f"{number(training)} in training{evaluation}"
 
