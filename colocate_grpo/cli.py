@@ -234,7 +234,7 @@ def _supervise(
     from colocate_grpo.preflight import preflight
 
     config = _load(path, overrides)
-    preflight(config)
+    preflight(config, with_engine=replay is None)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     return supervise(config, command_line=sys.argv, replay=replay, evaluate_only=evaluate_only)
 

@@ -68,13 +68,24 @@ def eos_ids(model_dir: str | Path, tokenizer: Any) -> tuple[int, ...]:
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = Path(model_dir) / name
-        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
+        found.update(_eos_ids_of(path) if path.is_file() else [])
     if tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     if not found:
         raise DataError(f"model.path: {model_dir} names no end-of-sequence token, so no answer could ever end")
     return tuple(sorted(found))
+
+
+def _eos_ids_of(path: Path) -> list[int]:
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:  # no JSON, or no text
+        raise DataError(f"model.path: {path} is not JSON ({error})") from error
+    value = settings.get("eos_token_id") if isinstance(settings, dict) else settings
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not isinstance(settings, dict) or not all(type(i) is int for i in ids):
+        raise DataError(f"model.path: {path}: eos_token_id: {value!r} must be a token id or a list of them")
+    return ids
 
 
 def load_prompts(settings: DataConfig, tokenizer: Any) -> PromptSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from colocate_grpo.config import Config
@@ -12,19 +13,27 @@ from colocate_grpo.nvidia import has_nvidia_card
 from colocate_grpo.reward.builtin import load_reward
 from colocate_grpo.rollout.sglang_options import check_options
 from colocate_grpo.train.shape import read_hf_config, validate_model
+from colocate_grpo.weights.headers import check_headers, read_headers
 
 
-def preflight(config: Config) -> Path:
+def check_engine_options(config: Config) -> None:
+    """ConfigError for an option that this machine's SGLang does not have; where it has none, nothing is known."""
+    if config.rollout.engine == "sglang" and find_spec("sglang"):
+        check_options(config.rollout.sglang)
+
+
+def preflight(config: Config, *, with_engine: bool = True) -> Path:
     """Check engine options, model, data and reward of a run; returns the model directory.
 
-    Raises ConfigError or DataError.
+    `with_engine`: False for a replay, which starts none. Raises ConfigError or DataError.
     """
     if config.run.device == "cuda" and not has_nvidia_card():
         raise ConfigError("run.device: cuda, but there is no NVIDIA card here; see `doctor`")
-    if config.rollout.engine == "sglang":
+    if config.rollout.engine == "sglang" and with_engine:
         check_options(config.rollout.sglang)
     model_dir = resolve_model(config.model)
-    validate_model(config, read_hf_config(model_dir))
+    shape = validate_model(config, read_hf_config(model_dir))
+    check_headers(read_headers(model_dir), shape, model_dir)
     load_reward(config.reward.function, config.reward.options)
     tokenizer = load_tokenizer(model_dir)
     eos_ids(model_dir, tokenizer)

@@ -12,10 +12,12 @@ from colocate_grpo.plan.advice import as_overrides, suggest
 from colocate_grpo.plan.assessment import as_json, make_plan
 from colocate_grpo.plan.hardware import Assumptions, runs_on_gpu, smallest_card
 from colocate_grpo.plan.table import print_comparison, print_plan, print_verdict
+from colocate_grpo.preflight import check_engine_options
 
 
 def run_plan(config: Config, *, json_out: bool, compare: bool) -> int:
     """Print the plan; 0 when it fits, 1 when it does not. `compare` adds a table of alternatives."""
+    check_engine_options(config)
     assumed = Assumptions()
     plan = make_plan(config, assumed, smallest_card(config) if runs_on_gpu(config) else None)
     advice = [] if plan.fits else suggest(plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from colocate_grpo.errors import DataError
 from colocate_grpo.train.shape import ModelShape
+from colocate_grpo.weights.headers import Header, check_headers, read_headers
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ def _qkv(param: str, pattern: str, shape: ModelShape) -> Entry:
 class SafetensorsDirectory:
     """The tensors of a model directory by name, read slice by slice from one or many files."""
 
-    def __init__(self, model_dir: str | Path) -> None:
-        self.files = _files_by_name(Path(model_dir))
+    def __init__(self, headers: Mapping[str, Header]) -> None:
+        self.headers = headers
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows start..stop, cut at the end of the tensor."""
@@ -117,30 +116,22 @@ class SafetensorsDirectory:
         with safe_open(self._file(name), framework="pt") as file:
             return file.get_tensor(name)
 
-    def shape(self, name: str) -> list[int]:
-        with safe_open(self._file(name), framework="pt") as file:
-            return list(file.get_slice(name).get_shape())
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.headers[name].shape
 
     def _file(self, name: str) -> Path:
-        if name not in self.files:
-            raise DataError(f"model.path: no tensor {name!r} in its safetensors files")
-        return self.files[name]
-
-
-def _files_by_name(model_dir: Path) -> dict[str, Path]:
-    index, single = model_dir / "model.safetensors.index.json", model_dir / "model.safetensors"
-    if index.is_file():
-        return {name: model_dir / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    if not single.is_file():
-        raise DataError(f"model.path: {model_dir} has no model.safetensors (nor an index of shards)")
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single)
+        return self.headers[name].file
 
 
 @torch.no_grad()
 def load_hf(model: torch.nn.Module, shape: ModelShape, model_dir: str | Path, tp_rank: int, tp: int) -> None:
-    """Fill this rank's parameters from a model directory; each rank reads only its own slices."""
-    source = SafetensorsDirectory(model_dir)
+    """Fill this rank's parameters from a model directory; each rank reads only its own slices.
+
+    Raises DataError where the directory's tensors are not exactly those of the model.
+    """
+    headers = read_headers(Path(model_dir))
+    check_headers(headers, shape, Path(model_dir))
+    source = SafetensorsDirectory(headers)
     params = dict(model.named_parameters())
     for entry in entries(shape):
         slices = [_read_slice(source, part, tp_rank, tp, shape) for part in entry.parts]
@@ -163,9 +154,9 @@ def _is_vocab(name: str) -> bool:
 
 def _copy(param: Tensor, values: Tensor, name: str) -> None:
     """Copy; only the padded vocabulary may have rows left over, which are 0."""
-    fits = param.shape[1:] == values.shape[1:] and param.shape[0] >= values.shape[0]
-    if not fits or (param.shape[0] > values.shape[0] and "embedding" not in name and "output_layer" not in name):
-        raise DataError(f"model.path: {name} has shape {list(values.shape)}, config.json asks for {list(param.shape)}")
+    padded = "embedding" in name or "output_layer" in name
+    assert param.shape[1:] == values.shape[1:], name
+    assert param.shape[0] == values.shape[0] or (padded and param.shape[0] > values.shape[0]), name
     param[: values.shape[0]].copy_(values)
     param[values.shape[0] :].zero_()
 

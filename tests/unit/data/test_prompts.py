@@ -98,6 +98,14 @@ def test_all_end_tokens_are_found(tmp_path, tokenizer):
     assert eos_ids(tmp_path, tokenizer) == tuple(sorted({3, 7, 9, tokenizer.eos_token_id}))
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [[2]]}'])
+def test_a_broken_generation_config_is_one_line(tmp_path, tokenizer, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(DataError, match=r"generation_config\.json") as error:
+        eos_ids(tmp_path, tokenizer)
+    assert "\n" not in str(error.value)
+
+
 def test_a_model_without_any_end_token_is_refused(tmp_path, tokenizer):
     class Endless:
         eos_token_id = None
