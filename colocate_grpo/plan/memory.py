@@ -158,7 +158,8 @@ def plan_memory(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
     trainer_rows = {"weights": trainer.weights, "gradients": trainer.gradients, "optimizer": trainer.optimizer,
                     "nccl": overhead["nccl"], "contexts": overhead["contexts"]}  # fmt: skip
     activations = activation_peak(shape, micro_batch(config))
-    asleep = {"workspace": _engine_asleep(shape, config, assumed)}
+    # SGLang keeps graphs out of its saver, unless SGLANG_MEMORY_SAVER_CUDA_GRAPH is set.
+    asleep = {"workspace": _engine_asleep(shape, config, assumed), "cuda_graphs": engine["cuda_graphs"]}
     residue = {"contexts": overhead["contexts"], "nccl": overhead["nccl_asleep"], "workspace": overhead["residue"]}
     table = {
         "engine_start": {**engine, "kv_cache": kv.bytes, "contexts": overhead["contexts"]},
@@ -167,12 +168,13 @@ def plan_memory(shape: ModelShape, config: Config, budget: int, assumed: Assumpt
         "update": _sum(trainer_rows, _working(trainer.update_temporaries, assumed), asleep),
         "save": _sum(trainer_rows, _working(trainer.save_temporaries, assumed), asleep),
         "push": {"weights": trainer.weights, "engine_weights": engine["engine_weights"],
+                 "cuda_graphs": engine["cuda_graphs"],
                  "contexts": overhead["contexts"], "nccl": overhead["nccl"],
                  "workspace": _push_buckets(shape, config) + asleep["workspace"],
                  "fragmentation": _fragmentation(0, assumed)},
     }  # fmt: skip
     fraction = _suggested_fraction(config, budget, engine, kv, assumed)
-    kept = sum(residue.values()) + _engine_buffers(shape, config, assumed)
+    kept = sum(residue.values()) + _engine_buffers(shape, config, assumed) + engine["cuda_graphs"]
     return MemoryPlan(budget, trainer, kv, table, fraction, kept)
 
 

@@ -36,6 +36,8 @@ def test_phases_of_the_reference_run_by_hand() -> None:
     host = plan().host
     assert (host.fullest, host.total) == ("save", host.phases["save"] + host.processes + host.shm)
     assert as_json(plan())["host"]["fullest"] == "save"
+    readme = (REFERENCE.parents[1] / "README.md").read_text()
+    assert f"{host.total / GIB:.0f} GiB of host memory at its fullest" in readme
 
 
 def test_weights_sleep_on_the_host_beside_their_masters() -> None:

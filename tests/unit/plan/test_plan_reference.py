@@ -90,6 +90,13 @@ def test_what_a_sleeping_engine_keeps_is_in_the_trainers_columns(plan: Plan) -> 
         assert gib(plan.memory.table[phase]["workspace"]) == 1.2
 
 
+def test_graphs_stay_while_the_engine_sleeps(reference: Config) -> None:
+    rollout = reference.rollout.model_copy(update={"sglang": {"mem_fraction_static": 0.8}})
+    memory = make_plan(reference.model_copy(update={"rollout": rollout})).memory
+    assert {gib(memory.table[phase]["cuda_graphs"]) for phase in memory.table} == {0.8}
+    assert gib(memory.asleep) == 2.9  # and contexts 0.9, NCCL 0.15 + 0.35, FlashInfer 0.5, two processes 0.2
+
+
 def test_another_attention_backend_or_no_server_keeps_less(reference: Config) -> None:
     rollout = reference.rollout.model_copy(update={"sglang": {**reference.rollout.sglang, "attention_backend": "fa3"}})
     assert gib(make_plan(reference.model_copy(update={"rollout": rollout})).memory.table["train"]["workspace"]) == 0.7
