@@ -63,6 +63,7 @@ def server_options(config: Config, model_dir: Path, device: str, index: int, por
         "load_format": "dummy",  # the first push brings every weight, and a missing one shows as nonsense
         "random_seed": (config.run.seed + index) % 2**31,
         "stream_interval": STREAM_INTERVAL,
+        "sleep_on_idle": True,  # else its processes spin on the cores that the trainer and the reward need
         "log_level_http": "warning",
     }
     owned = {

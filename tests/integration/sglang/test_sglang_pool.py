@@ -75,6 +75,15 @@ def test_nothing_is_generated_before_the_first_push(servers):
         servers.generate([request(0, 4)])
 
 
+def test_engines_without_work_leave_the_cores_to_others(servers):
+    def cpu_seconds():
+        return sum(sum(p.cpu_times()[:2]) for p in servers.processes())
+
+    before, window_s = cpu_seconds(), 4.0
+    time.sleep(window_s)
+    assert cpu_seconds() - before < 0.25 * window_s, "a scheduler that polls takes a whole core"
+
+
 def test_requests_without_the_key_are_refused(servers):
     for engine in servers.pool.engines:
         url = engine.process.url
