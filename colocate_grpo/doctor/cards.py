@@ -45,16 +45,21 @@ def read_cards(nvml: Any) -> Cards:
 def usable(cards: Sequence[Card], visible: str | None) -> list[Card]:
     """The cards that `visible` (CUDA_VISIBLE_DEVICES; None: unset) leaves to CUDA, in its order.
 
-    As CUDA reads it, the first number that is no card ends the list. ValueError where cards are not given by number.
+    As CUDA reads it, the first number that is no card ends the list. Names of cards are not looked up: all cards.
     """
-    if visible is None:
+    if visible is None or not by_number(visible):
         return list(cards)
     chosen: list[Card] = []
-    for index in [int(entry) for entry in visible.split(",") if entry.strip()]:
+    for index in map(int, filter(None, visible.split(","))):
         if not 0 <= index < len(cards):
             break
         chosen.append(cards[index])
     return chosen
+
+
+def by_number(visible: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES gives cards by number (none at all, too), the only way that SGLang reads."""
+    return not visible or all(entry.strip().removeprefix("-").isdigit() for entry in visible.split(","))
 
 
 def _driver(nvml: Any) -> str:

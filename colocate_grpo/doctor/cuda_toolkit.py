@@ -23,8 +23,8 @@ def check(context: Context) -> Finding:
         return ok("not needed: no SGLang server on a card")
     home = toolkit(context)
     nvcc = home / "bin" / "nvcc"
-    if not nvcc.is_file():
-        return fail(f"no CUDA toolkit: {nvcc} does not exist, and kernels are compiled at the first start", MEND)
+    if not shutil.which(nvcc):
+        return fail(f"no CUDA toolkit: {nvcc} is no program, and kernels are compiled at the first start", MEND)
     told = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, timeout=TIMEOUT_S)
     release = re.search(r"release (\d+)\.(\d+)", told.stdout)
     if told.returncode or release is None:

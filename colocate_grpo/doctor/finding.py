@@ -78,11 +78,8 @@ class Context:
 
     @cached_property
     def visible(self) -> list[Card]:
-        """The cards that CUDA_VISIBLE_DEVICES leaves; all where it does not give them by number (`gpus` says so)."""
-        try:
-            return usable(self.cards.cards, self.environment.get("CUDA_VISIBLE_DEVICES"))
-        except ValueError:
-            return self.cards.cards
+        """The cards that CUDA_VISIBLE_DEVICES leaves."""
+        return usable(self.cards.cards, self.environment.get("CUDA_VISIBLE_DEVICES"))
 
     @property
     def used(self) -> list[Card]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from colocate_grpo.doctor.cards import by_number
 from colocate_grpo.doctor.finding import Context, Finding, fail, ok, warn
 
 GIB = 2**30
@@ -22,7 +23,7 @@ def check(context: Context) -> Finding:
 def _choice(context: Context) -> Finding | None:
     """Fewer cards than needed, or a choice that cannot be read."""
     given, found, needed = context.environment.get("CUDA_VISIBLE_DEVICES"), context.visible, context.cards_needed
-    if not all(entry.strip().lstrip("-").isdigit() for entry in (given or "0").split(",")):
+    if not by_number(given or ""):
         return fail(
             f"CUDA_VISIBLE_DEVICES={given} does not give cards by number, and SGLang reads numbers only",
             "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1,... (the numbers of `nvidia-smi -L`)",

@@ -10,7 +10,6 @@ import pynvml
 
 from colocate_grpo.config import Config
 from colocate_grpo.doctor.cards import read_cards, usable
-from colocate_grpo.errors import ConfigError
 from colocate_grpo.nvidia import has_nvidia_card
 
 GIB = 2**30
@@ -84,9 +83,5 @@ def runs_on_gpu(config: Config) -> bool:
 
 def smallest_card(config: Config, nvml: Any = pynvml) -> int | None:
     """Bytes of the smallest card here that the run would use; None where there is none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        cards = usable(read_cards(nvml).cards, visible)[: config.parallel.world_size]
-    except ValueError:
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES: {visible!r} does not give cards by number; see `doctor`") from None
+    cards = usable(read_cards(nvml).cards, os.environ.get("CUDA_VISIBLE_DEVICES"))[: config.parallel.world_size]
     return min((card.memory for card in cards if not card.error), default=None)

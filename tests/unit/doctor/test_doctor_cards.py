@@ -73,6 +73,7 @@ def test_a_driver_that_lists_no_processes_or_tells_no_version_has_cards_all_the_
         ("0,-1,1", ("fail", "ok", 1)),
         ("", ("fail", "ok", 0)),
         ("GPU-8f3a,GPU-91c2", ("fail", "ok", 2)),
+        ("0,1,", ("fail", "ok", 2)),
     ],
 )
 def test_only_the_cards_that_the_run_uses_are_looked_at(

@@ -71,7 +71,7 @@ def test_a_complete_download_goes_before_a_shipped_shape_of_the_same_name(hub: P
     assert read_model_config("hf:owner/Qwen3-4B") == {"model_type": "own"}
 
 
-@pytest.mark.parametrize(("visible", "gib"), [(None, 8), ("0,1", 16), ("0", 24), ("9", None)])
+@pytest.mark.parametrize(("visible", "gib"), [(None, 8), ("0,1", 16), ("0", 24), ("9", None), ("GPU-8f3a", 8)])
 def test_plan_reads_the_smallest_card_of_the_run(visible: str | None, gib: int | None, monkeypatch) -> None:
     sizes = [24, 16, 8]
     nvml = SimpleNamespace(
