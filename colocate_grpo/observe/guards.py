@@ -126,11 +126,15 @@ def _reward_collapse(history: Sequence[Row], guards: StepGuards) -> Iterator[Fir
     """A fall from the best steps that is large (the configured share) and that chance does not explain.
 
     Chance is told from the batches themselves: the prompts of a batch are drawn at random, and the standard error over
-    its groups says how far its mean may lie from that of others. Batches of one group have none and are not judged.
+    its groups says how far its mean may lie from that of others. Where most batches have none, being of one group, it
+    is told from the scatter of their means, and the fall from a whole window: three single prompts say too little.
     """
-    judged = [row for row in history if math.isfinite(row.get(REWARD_ERROR, math.nan))]
-    values, part = _values(judged, REWARD), max(3, guards.window // 3)
-    if len(values) < 2 * part:
+    trained = [row for row in history if _values([row], REWARD)]
+    judged = [row for row in trained if _values([row], REWARD_ERROR)]
+    knows_error = 2 * len(judged) > len(trained)
+    values = _values(judged if knows_error else trained, REWARD)
+    part = max(3, guards.window // 3) if knows_error else guards.window
+    if len(values) < max(2 * part, 3):
         return
     # A young run has no whole window yet, and can collapse all the same.
     size = guards.window if len(values) >= 2 * guards.window else part
@@ -139,12 +143,18 @@ def _reward_collapse(history: Sequence[Row], guards: StepGuards) -> Iterator[Fir
     # Rewards may be negative: the fall is measured from the level of the worst step.
     allowed = (1 - guards.reward_collapse_ratio) * (best - min(0.0, *values))
     # Of all batches alike: a batch of nought alone looks as if it were certain of it.
-    error = math.sqrt(fmean(value**2 for value in _values(judged, REWARD_ERROR)) * (1 / size + 1 / part))
+    variance = fmean(value**2 for value in _values(judged, REWARD_ERROR)) if knows_error else _scatter(values)
+    error = math.sqrt(variance * (1 / size + 1 / part))
     if best - recent > max(allowed, CHANCE_SIGMAS * error):
         message = f"mean reward fell to {recent:.3f} from {best:.3f} in its best {size} steps (by chance ± {error:.3f})"
         yield Firing(
             "reward_collapse", guards.reward_collapse, message, {"value": recent, "best": best, "error": error}
         )
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Variance of the single values from step to step, which a trend or one fall hardly touches (von Neumann 1941)."""
+    return fmean((after - before) ** 2 for before, after in itertools.pairwise(values)) / 2
 
 
 def _entropy_rise(history: Sequence[Row], guards: StepGuards) -> Iterator[Firing]:

@@ -33,6 +33,12 @@ def batch(draw: random.Random, mean: float) -> dict[str, Any]:
     return {"rollout/raw_reward": fmean(means), "rollout/raw_reward/stderr": standard_error(means)}
 
 
+def single(draw: random.Random, mean: float) -> dict[str, Any]:
+    """The row of one prompt with 8 answers, which knows of no other prompts."""
+    skill = draw.betavariate(mean, 1 - mean)
+    return {"rollout/raw_reward": sum(draw.random() < skill for _ in range(8)) / 8}
+
+
 def first_firing(history: list[dict[str, Any]], **options: Any) -> tuple[int, Firing] | None:
     """Step and firing of the first guard that fires as the run goes on."""
     for end in range(1, len(history) + 1):
@@ -91,8 +97,37 @@ def test_a_fall_that_chance_explains_is_none() -> None:
     assert first_firing(rewards([0.8] * 25 + [0.1] * 5, error=0.24)) is not None
 
 
-def test_a_batch_that_does_not_know_its_error_is_not_judged() -> None:
-    assert first_firing(rows(rollout__raw_reward=[0.8] * 25 + [0.0] * 25)) is None
+@pytest.mark.parametrize("error", [{}, {"rollout/raw_reward/stderr": None}, {"rollout/raw_reward/stderr": math.nan}])
+def test_batches_that_do_not_know_their_error_are_judged_by_their_scatter(error: dict[str, Any]) -> None:
+    collapsed = [row | error for row in rows(rollout__raw_reward=[0.8] * 25 + [0.0] * 15)]
+    fired = first_firing(collapsed)
+    assert fired is not None
+    assert fired[1].name == "reward_collapse"
+    assert 25 <= fired[0] <= 35
+
+
+def test_a_single_batch_without_its_error_changes_nothing() -> None:
+    history = rewards([0.8] * 25 + [0.1] * 5, error=0.05)
+    history[7]["rollout/raw_reward/stderr"] = None
+    fired = first_firing(history)
+    assert fired is not None
+    assert 25 <= fired[0] <= 27
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.25, 0.5, 0.7, 0.9])
+def test_single_prompts_that_only_scatter_are_left_alone(mean: float) -> None:
+    """8 answers to one prompt a step, at one level for 60 steps: at most 2 alarms in 40 runs."""
+    draw = random.Random(5)
+    alarms = sum(first_firing([single(draw, mean) for _ in range(60)]) is not None for _ in range(40))
+    assert alarms <= 2
+
+
+def test_a_collapse_shows_in_single_prompts_too() -> None:
+    draw = random.Random(6)
+    for _ in range(20):
+        fired = first_firing([single(draw, 0.7) for _ in range(20)] + [single(draw, 0.02) for _ in range(20)])
+        assert fired is not None
+        assert 20 <= fired[0] <= 36
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.1, 0.25, 0.5, 0.9])
