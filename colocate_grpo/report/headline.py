@@ -9,10 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from colocate_grpo.observe.jsonl import Row
-from colocate_grpo.report.accuracy import Curve, Measured, best_step, curves, difference, measure, selection_gain
+from colocate_grpo.report.accuracy import (
+    Curve,
+    Measured,
+    best_step,
+    curves,
+    difference,
+    measure,
+    problem_means,
+    selection_gain,
+)
 from colocate_grpo.report.markdown import ABSENT, number, percent, points, table
 from colocate_grpo.report.record import RunRecord
-from colocate_grpo.report.statistics import Interval
+from colocate_grpo.report.statistics import FEW, Interval, differ_rarely
 
 EVAL_FIGURES = {
     "response length, mean": ("response_len/mean", number),
@@ -161,10 +170,20 @@ def _pairing_note(c: Comparison) -> str:
         return ""
     _, paired = difference(c.base, c.last)
     if paired:
-        return " Differences are paired by problem; their interval is Student's t over the problems."
+        return " Differences are paired by problem; their interval is Student's t over the problems" + _rarity_note(c)
     return (
         " The raw answers of these evaluations are not all there, so that differences are taken as of unpaired"
         " samples, which mostly is wider than a comparison problem by problem."
+    )
+
+
+def _rarity_note(c: Comparison) -> str:
+    means = [problem_means(m.scores) for m in (c.base, c.last, c.best) if m and m.scores is not None]
+    if not any(differ_rarely(means[0], after) for after in means[1:]):
+        return "."
+    return (
+        f", and where fewer than {FEW} of them differ from the rest, that of Bonett and Price (2012), which has a width"
+        " also where all agree."
     )
 
 

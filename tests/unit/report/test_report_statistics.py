@@ -72,13 +72,46 @@ def test_the_interval_of_a_difference_of_a_published_example() -> None:
 
 
 def test_pairing_by_problem_takes_away_what_the_problems_have_in_common() -> None:
-    before = {str(i): i / 10 for i in range(10)}
-    after = {problem: value + 0.1 for problem, value in before.items()} | {"only here": 0.0}
-    paired = paired_difference(before, after)
-    assert (paired.value, paired.stderr) == (pytest.approx(0.1), pytest.approx(0.0, abs=1e-12))
+    before = {str(i): i / 10 for i in range(9)}
+    after = {problem: value + (0.05, 0.1, 0.15)[i % 3] for i, (problem, value) in enumerate(before.items())}
+    paired = paired_difference(before, after | {"only here": 0.0})
+    # Three each of -0.05, 0 and 0.05 around the mean: variance 0.015 / 8, over 9 problems.
+    assert (paired.value, paired.stderr) == (pytest.approx(0.1), pytest.approx(math.sqrt(0.015 / 8 / 9)))
     unpaired = unpaired_difference(pass_at_1(list(before.values())), pass_at_1(list(after.values())))
     assert unpaired.includes_zero
     assert not paired.includes_zero
+
+
+@pytest.mark.parametrize("change", [0.0, 0.1, -1.0])
+@pytest.mark.parametrize("problems", [2, 10, 30, 500])
+def test_problems_that_all_agree_still_leave_a_width(problems: int, change: float) -> None:
+    before = {str(i): (0.1 if change > 0 else 1.0) + i / 1e4 * (change > 0) for i in range(problems)}
+    interval = paired_difference(before, {problem: value + change for problem, value in before.items()})
+    assert interval.value == pytest.approx(change)
+    assert -1.0 <= interval.low <= interval.value + 1e-9
+    assert interval.value - 1e-9 <= interval.high <= 1.0
+    assert interval.high - interval.low > 2 / problems
+    if change == 0.0 and problems >= 30:  # the rule of three: 3 / n in each direction
+        assert (-interval.low, interval.high) == pytest.approx((3 / problems, 3 / problems), rel=0.1)
+
+
+# (problems, samples, share of problems that differ, share of those that are won)
+@pytest.mark.parametrize("world", [(30, 1, 0.01, 1), (30, 1, 0.08, 0.5), (30, 16, 0.08, 0.7), (100, 4, 0.02, 1),
+                                   (500, 1, 0.01, 0.7), (5, 1, 0.3, 0.7)])  # fmt: skip
+def test_where_few_problems_differ_the_interval_covers_the_truth(world: tuple[int, int, float, float]) -> None:
+    """Student's t over the problems covers it in 27 of 100 simulations of the first world, in 87 of the third."""
+    problems, samples, differs, won = world
+    generator = np.random.default_rng(4)
+    mean_size = 1.0 if samples == 1 else 0.5
+    hits = 0
+    for _ in range(SIMULATIONS):
+        size = generator.binomial(samples, mean_size, problems) / samples
+        sign = np.where(generator.random(problems) < won, 1, -1)
+        change = size * sign * (generator.random(problems) < differs)
+        hits += _covers(
+            paired_difference(_named(np.zeros(problems)), _named(change)), differs * (2 * won - 1) * mean_size
+        )
+    assert hits / SIMULATIONS >= 0.93
 
 
 @pytest.mark.parametrize(
