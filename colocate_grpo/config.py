@@ -6,21 +6,32 @@ Imports neither torch, Megatron nor SGLang, so that every command can refuse a b
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from colocate_grpo.config_rules import cross_field_rules
+
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|sec|m|min|h|d)\s*")
 
 
 def _seconds(value: Any) -> Any:
-    """`20s`, `5m`, `2h` and `1d` as seconds; anything else is left to pydantic."""
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([smhd])\s*", value) if isinstance(value, str) else None
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else value
+    """`20s`, `5m`, `1h30m` and `1d` as seconds; a number is left to pydantic."""
+    if not isinstance(value, str) or re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", value):
+        return value
+    if not re.fullmatch(rf"\s*({_DURATION.pattern})+", value):
+        raise ValueError(f"{value!r} is no duration: a number of seconds, or one with s, m, h or d (90s, 1h30m)")
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(value))
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0.0)]
@@ -68,6 +79,16 @@ class RunConfig(Section):
         True, description="Bit-equal continuation on a CPU; on cards as far as their kernels go (attention does not)."
     )
 
+    @field_validator("until")
+    @classmethod
+    def _until_is_a_time(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                datetime.fromisoformat(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is no ISO 8601 time, for example 2026-03-31T08:00 (local time)") from None
+        return value
+
 
 class ModelConfig(Section):
     """The model to train."""
@@ -112,7 +133,7 @@ class PartialConfig(Section):
 
     enabled: bool = identity(False, description="Keep aborted samples and continue them in the next step.")
     max_staleness: Positive = identity(
-        2, description="Drop a partial sample whose oldest token is this many weight versions old."
+        2, description="Drop a partial sample whose oldest token is more than so many weight versions old."
     )
 
 
@@ -177,7 +198,7 @@ class AlgorithmConfig(Section):
 
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"] = identity("grpo", description="Advantage estimator.")
     ratio: Literal["token", "gspo", "cispo"] = identity("token", description="Importance ratio.")
-    clip_low: NonNegative = identity(0.2, description="Lower clip range of the ratio.")
+    clip_low: Fraction = identity(0.2, description="Lower clip range of the ratio; 1 is none.")
     clip_high: NonNegative = identity(0.28, description="Upper clip range of the ratio.")
     dual_clip: float | None = identity(None, gt=1.0, description="Dual-clip bound for negative advantages.")
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = identity(
@@ -201,9 +222,11 @@ class OptimizerConfig(Section):
     lr: float = identity(1e-6, gt=0, description="Peak learning rate.")
     min_lr_ratio: Fraction = identity(0.0, description="Final learning rate as a share of the peak.")
     schedule: Literal["constant", "linear", "cosine"] = identity("constant", description="After the warm-up.")
-    warmup_steps: Natural = identity(0, description="Steps of linear warm-up.")
-    decay_steps: Positive | None = identity(None, description="Length of the schedule; default `run.steps`.")
-    betas: tuple[float, float] = identity((0.9, 0.98), description="Adam's betas.")
+    warmup_steps: Natural = identity(0, description="Optimizer updates of linear warm-up.")
+    decay_steps: Positive | None = identity(
+        None, description="Length of the schedule in optimizer updates; default all of the run's."
+    )
+    betas: tuple[Beta, Beta] = identity((0.9, 0.98), description="Adam's betas.")
     eps: float = identity(1e-8, gt=0, description="Adam's epsilon.")
     weight_decay: NonNegative = identity(0.0, description="Decoupled weight decay (not on norms and biases).")
     grad_clip: NonNegative = identity(1.0, description="Global gradient norm; 0 is off.")
@@ -332,50 +355,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _rules(self) -> Config:
-        for broken, message in _cross_field_rules(self):
+        for broken, message in cross_field_rules(self):
             if broken:
                 raise ValueError(message)
         return self
-
-
-def _cross_field_rules(c: Config) -> list[tuple[bool, str]]:
-    """(is broken, message) of each rule between fields; a message begins with the key to change."""
-    a, r, t, k, e = c.algorithm, c.rollout, c.train, c.checkpoint, c.eval
-    names = [s.name for s in e.sets]
-    return [
-        (a.clip_low > a.clip_high, f"algorithm.clip_low: {a.clip_low} must be <= clip_high ({a.clip_high})"),
-        (a.correction == "icepop" and a.correction_floor > a.correction_cap,
-         f"algorithm.correction_floor: {a.correction_floor} must be <= correction_cap ({a.correction_cap})"),
-        (r.prompts_per_step % t.updates_per_rollout != 0,
-         f"train.updates_per_rollout: {t.updates_per_rollout} must divide "
-         f"rollout.prompts_per_step ({r.prompts_per_step})"),
-        (a.advantage == "rloo" and r.group_size < 2, "rollout.group_size: rloo needs at least 2 samples a prompt"),
-        (r.engine == "embedded" and (r.tp > 1 or r.engines > 1),
-         "rollout.engine: the embedded engine is one engine of TP 1 (rollout.engines=1 rollout.tp=1)"),
-        (r.engine == "embedded" and bool(r.sglang), "rollout.sglang: given, but rollout.engine is embedded"),
-        *_sglang_rules(r.sglang),
-        (len(set(names)) < len(names), f"eval.sets: names must differ, got {names}"),
-        (e.every > 0 and not e.sets, "eval.every: evaluation is on, but eval.sets is empty"),
-        (k.export_best and k.keep_best == 0, "checkpoint.export_best: needs checkpoint.keep_best >= 1"),
-        (k.keep_best > 0 and not k.best_metric, "checkpoint.best_metric: needed by keep_best"),
-        (k.best_metric is not None and k.best_metric not in [f"eval/{n}" for n in names],
-         f"checkpoint.best_metric: {k.best_metric} is none of {[f'eval/{n}' for n in names]}"),
-        (k.keep_best > 0 and e.every > 0 and e.every % k.every != 0,
-         f"eval.every: {e.every} must be a multiple of checkpoint.every ({k.every}), so that the best can be kept"),
-        (t.optimizer.kind == "sr_adamw" and c.model.dtype != "bfloat16",
-         "train.optimizer.kind: sr_adamw is for model.dtype bfloat16"),
-    ]  # fmt: skip
-
-
-def _sglang_rules(options: dict[str, Any]) -> list[tuple[bool, str]]:
-    """Of SGLang's options, those that `plan` and `doctor` count with."""
-    share = options.get("mem_fraction_static", 0.5)
-    rules = [
-        (not isinstance(share, float) or not 0 < share < 1,
-         f"rollout.sglang.mem_fraction_static: {share!r} must be a number between 0 and 1")
-    ]  # fmt: skip
-    for name in ("max_total_tokens", "context_length", "cuda_graph_max_bs_decode"):
-        value = options.get(name, 1)
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        rules.append((not whole, f"rollout.sglang.{name}: {value!r} must be a whole number >= 1"))
-    return rules

@@ -22,11 +22,16 @@ Path_ = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader for which `1e-6` is a number (text in YAML 1.1), a date is text, and a duplicate key an error."""
+    """SafeLoader without YAML 1.1's traps, and for which a duplicate key is an error.
+
+    `1e-6` is a number, `010` is ten (YAML 1.1: eight), and `1:30` and a date are texts (YAML 1.1: ninety, a date).
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value}: given twice", key.start_mark)
             seen.add(key.value)
@@ -37,16 +42,20 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes every text that `_Loader` or YAML 1.1 would read as something else."""
 
 
+_INT = re.compile(r"^[-+]?\d[\d_]*$")
+_FLOAT = re.compile(
+    r"^[-+]?(\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+|\d[\d_]*\.[\d_]*|\.\d[\d_]*([eE][-+]?\d+)?)$"
+    r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+)
+_REPLACED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
-        list("-+0123456789."),
-    )
+    _side.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value.replace("_", "")))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

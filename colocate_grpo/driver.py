@@ -46,8 +46,8 @@ def supervise(
 
     `entry`: module of a rank; `replay` and `evaluate_only` are handed to it (`--replay DIR`, `--evaluate-only`).
     Exit codes: 0 finished or stopped and resumable, 2 a user's mistake, 130 ended at once by a second signal, else 1.
-    Raises ConfigError where the run directory belongs to another run or another driver, `run.until` is no time, or
-    there is nothing to replay; DiskFull where there is no room even to begin.
+    Raises ConfigError where the run directory belongs to another run or another driver, or there is nothing to
+    replay; DiskFull where there is no room even to begin.
     """
     deadline = Deadline(config)
     if replay and not any(replay.glob("step_*.jsonl.zst")):
@@ -255,7 +255,7 @@ class Deadline:
     def __init__(self, config: Config):
         self.max_hours, self.until = config.run.max_hours, config.run.until
         self.started = time.monotonic()
-        self.until_time = _local_time(self.until) if self.until is not None else None
+        self.until_time = datetime.datetime.fromisoformat(self.until).timestamp() if self.until else None
 
     def passed(self) -> str | None:
         """The option whose time has come, if any."""
@@ -271,12 +271,3 @@ def _want_of_room(error: OSError, step: int) -> Ending:
     if not is_full(error):
         raise error
     return Ending("crash", f"the disk is full: {error}", step)
-
-
-def _local_time(text: str) -> float:
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise ConfigError(
-            f"run.until: {text!r} is no ISO 8601 time, for example 2026-03-31T08:00 (local time)"
-        ) from None

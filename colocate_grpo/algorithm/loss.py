@@ -12,6 +12,9 @@ from torch import Tensor
 
 from colocate_grpo.config import AlgorithmConfig
 
+# exp() of more is no ratio of two policies; infinity times an advantage or a gradient of 0 would be NaN.
+MAX_LOG_RATIO = 20.0
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
@@ -40,7 +43,7 @@ def clipped_surrogate(
 
     `dual_clip` c > 1 bounds the loss of a negative advantage by -c A (Ye et al., arXiv 1912.09729).
     """
-    ratio = log_ratio.exp()
+    ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
     free, bounded = -ratio * advantage, -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantage
     loss, clipped = torch.maximum(free, bounded), bounded > free
     if dual_clip is not None:
@@ -65,7 +68,7 @@ def sequence_log_ratio(logprob: Tensor, old_logprob: Tensor, sequence: Tensor) -
 
 def cispo(logprob: Tensor, old_logprob: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> PolicyLoss:
     """-sg(clip(r)) A log p: clips the weight, keeps every token's gradient (MiniMax-M1, arXiv 2506.13585)."""
-    ratio = (logprob.detach() - old_logprob).exp()
+    ratio = (logprob.detach() - old_logprob).clamp(max=MAX_LOG_RATIO).exp()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     return PolicyLoss(-weight * advantage * logprob, weight != ratio)
 
@@ -82,6 +85,7 @@ def kl(estimator: str, logprob: Tensor, reference: Tensor) -> Tensor:
     if estimator == "k2":
         return 0.5 * log_ratio.square()
     assert estimator == "k3", estimator
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
     return torch.expm1(log_ratio) - log_ratio
 
 

@@ -47,7 +47,10 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(write, text):
     assert config.train.optimizer.lr == 1e-6
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("20s", 20), ("1.5m", 90), ("2h", 7200), ("1d", 86400), ("7", 7)])
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("20s", 20), ("1.5m", 90), ("2h", 7200), ("1d", 86400), ("7", 7), ("5min", 300), ("1h30m", 5400),
+    ("1h 5m 1s", 3901), ("1e3", 1000), ("010", 10),
+])  # fmt: skip
 def test_durations(write, text, seconds):
     assert load_config(write(MINIMAL), [f"run.dist_timeout={text}"]).run.dist_timeout == seconds
 
@@ -86,6 +89,15 @@ def test_unknown_section_names_nearest_section(write):
         ("optim.lr=1", "optim: unknown key (did you mean train.optimizer.lr?)"),
         ("trainer.x=1", "trainer: unknown key (did you mean train?)"),
         ("model.zz=1", "model.zz: unknown key (allowed: path, revision, dtype)"),
+        ("run.dist_timeout=5 parsecs", "'5 parsecs' is no duration: a number of seconds, or one with s, m, h or d"),
+        ("run.dist_timeout=1:30", "'1:30' is no duration"),
+        ("run.steps=1:30", "run.steps: '1:30' is not allowed"),
+        ("run.until=25:00", "run.until: '25:00' is no ISO 8601 time"),
+        ("run.until=''", "run.until: '' is no ISO 8601 time"),
+        ("train.optimizer.betas=[1.0, 0.9]", "train.optimizer.betas.0: 1.0 is not allowed"),
+        ("train.optimizer.betas=[0.9, -0.1]", "train.optimizer.betas.1: -0.1 is not allowed"),
+        ("algorithm.clip_low=1.5", "algorithm.clip_low: 1.5 is not allowed"),
+        ("rollout.group_size=1", "rollout.group_size: one sample a prompt has nothing to be better than"),
     ],
 )
 def test_bad_overrides_are_one_line_that_names_them(write, override, expected):
@@ -94,7 +106,40 @@ def test_bad_overrides_are_one_line_that_names_them(write, override, expected):
     assert text.startswith((f"override {override!r}", f"{override!r}"))
 
 
-@pytest.mark.parametrize("text", ["7", "12e4567", "true", "2026-12-01", "2026-12-01T10:00:00+02:00", "10:00", "hf:"])
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["algorithm.correction=tis", "rollout.partial.enabled=true"], "algorithm.correction: tis does nothing"),
+        (["algorithm.ratio=cispo", "algorithm.dual_clip=3"], "algorithm.dual_clip: 3.0 does nothing"),
+        (
+            [
+                "eval.sets=[{name: a, path: p}]", "checkpoint.keep_best=1", "checkpoint.best_metric=eval/a",
+                "checkpoint.export_best=true",
+            ],
+            "checkpoint.export_best: needs eval.every >= 1",
+        ),
+    ],
+)  # fmt: skip
+def test_options_that_would_do_nothing_together_are_refused(write, overrides, expected):
+    assert expected in message_of(write(MINIMAL), *overrides)
+
+
+def test_numbers_are_read_as_they_are_written(write):
+    config = load_config(write(MINIMAL + "run: {seed: 010, steps: 1_000, hang_timeout: 0.5e3, name: 0x1f}\n"))
+    run = config.run
+    assert (run.seed, run.steps, run.hang_timeout, run.name) == (10, 1000, 500.0, "0x1f")
+    options = load_config(write(MINIMAL), ["reward.options={a: .inf, b: -08, c: 1., d: 1:30}"]).reward.options
+    assert options == {"a": float("inf"), "b": -8, "c": 1.0, "d": "1:30"}
+
+
+@pytest.mark.parametrize("key", ["? [a, b]\n: 1", "? {a: 1}\n: 1", "run:\n  ? [a]\n  : 1"])
+def test_a_key_that_is_no_text_is_one_line(write, key):
+    assert "a key must be a plain text" in message_of(write(MINIMAL + key + "\n"))
+
+
+@pytest.mark.parametrize(
+    "text", ["7", "010", "1:30", "12e4567", "true", "2026-12-01", "2026-12-01T10:00:00+02:00", "10:00", "hf:"]
+)
 def test_an_override_of_a_text_is_taken_as_it_stands(write, text):
     assert load_config(write(MINIMAL), [f"model.revision={text}"]).model.revision == text
     assert load_config(write(MINIMAL), [f"model.revision='{text}'"]).model.revision == text
@@ -164,6 +209,10 @@ def test_overrides_reach_into_lists(write):
 )
 @example(seed=0, lr=1.0, suffix="0E0")
 @example(seed=0, lr=1e-12, suffix="1_0.5e3")
+@example(seed=8, lr=1.0, suffix="08")
+@example(seed=8, lr=1.0, suffix="1:30")
+@example(seed=8, lr=1.0, suffix="0x1F")
+@example(seed=8, lr=1.0, suffix="1_.")
 def test_dump_and_load_give_the_same_configuration(tmp_path_factory, seed, lr, suffix):
     directory = tmp_path_factory.mktemp("dump")
     config = Config.model_validate(

@@ -59,6 +59,36 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage_only() -> None:
     assert surrogate(5.0, 1.0, dual=3.0)[0] == pytest.approx(-1.28)
 
 
+@pytest.mark.parametrize("ratio", ["token", "gspo", "cispo"])
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+def test_an_overflowing_ratio_leaves_loss_and_gradient_finite(ratio: str, advantage: float) -> None:
+    for log_ratio in (89.0, 1e4, -1e4):
+        old = torch.tensor([-1e5], requires_grad=False)
+        logprob = (old + log_ratio).requires_grad_()
+        advantages, sequence = torch.tensor([advantage]), torch.tensor([0])
+        result = policy_loss(AlgorithmConfig(ratio=ratio), logprob, old, advantages, sequence)
+        result.loss.sum().backward()
+        assert logprob.grad is not None
+        assert result.loss.isfinite().all()
+        assert logprob.grad.isfinite().all()
+        if ratio != "cispo" and (advantage == 0.0 or (advantage > 0) == (log_ratio > 0)):
+            assert logprob.grad.item() == 0.0, "clipped, or nothing to learn"
+        reference = torch.tensor([0.0])
+        for estimator in ("k1", "k2", "k3"):
+            policy = torch.tensor([-log_ratio], requires_grad=True)
+            kl(estimator, policy, reference).sum().backward()
+            assert policy.grad is not None
+            assert policy.grad.isfinite().all()
+
+
+def test_ratios_of_policies_that_are_near_are_what_they_were() -> None:
+    log_ratio = torch.linspace(-19.9, 19.9, 4001)
+    result = clipped_surrogate(log_ratio, torch.full_like(log_ratio, -1.0), 0.2, 0.28, None)
+    ratio = log_ratio.exp()
+    assert torch.equal(result.loss, torch.maximum(ratio, ratio.clamp(0.8, 1.28)))
+    assert torch.equal(kl("k3", -log_ratio, torch.zeros_like(log_ratio)), torch.expm1(log_ratio) - log_ratio)
+
+
 def test_gspo_ratio_is_the_geometric_mean_of_the_sequence() -> None:
     logprob = tensor(-1.0, -2.0, -3.0, -4.0).requires_grad_()
     old = tensor(-1.0 - LN2, -2.0, -3.0, -4.0 - 3 * LN2)
