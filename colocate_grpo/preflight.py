@@ -10,6 +10,7 @@ from colocate_grpo.data import eos_ids, load_eval_set, load_prompts, load_tokeni
 from colocate_grpo.errors import ConfigError
 from colocate_grpo.hub import resolve_model
 from colocate_grpo.nvidia import has_nvidia_card
+from colocate_grpo.plan.assessment import check_layout
 from colocate_grpo.reward.builtin import load_reward
 from colocate_grpo.rollout.sglang_options import check_options
 from colocate_grpo.train.shape import read_hf_config, validate_model
@@ -33,6 +34,8 @@ def preflight(config: Config, *, with_engine: bool = True) -> Path:
         check_options(config.rollout.sglang)
     model_dir = resolve_model(config.model)
     shape = validate_model(config, read_hf_config(model_dir))
+    if with_engine:
+        check_layout(shape, config)
     check_headers(read_headers(model_dir), shape, model_dir)
     load_reward(config.reward.function, config.reward.options)
     tokenizer = load_tokenizer(model_dir)
