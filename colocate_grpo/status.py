@@ -79,7 +79,7 @@ def take_snapshot(run: RunDirectory) -> dict[str, Any]:
         "driver": run.holder() if running else None,
         "stopping": run.stop_reason() if running else None,
         "phase": _phase(run, state) if running else "not running",
-        "step": state.get("step"),
+        "step": state.get("step") if running else counted.next_step,
         "steps": config.run.steps,
         "steps_done": len(counted.steps),
         "rollout": state.get("rollout") if running and state.get("phase") in ("rollout", "eval") else None,

@@ -98,6 +98,11 @@ class StepView:
     def last_step(self) -> int | None:
         return max(self.steps) if self.steps else None
 
+    @property
+    def next_step(self) -> int:
+        """The step to be done next."""
+        return max(self.steps, default=-1) + 1
+
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps at which `metric` was measured, and its values."""
         steps = [step for step, row in self.steps.items() if is_number(row.get(metric))]

@@ -12,7 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from colocate_grpo import processes
+from colocate_grpo.checkpoint.store import CheckpointStore
+from colocate_grpo.config_file import load_config
 from colocate_grpo.demo.recipe import DemoPaths
+from colocate_grpo.lead import NOTHING, Lead
 
 REPOSITORY = Path(__file__).parents[3]
 SMALL = [
@@ -43,3 +46,17 @@ def test_the_best_checkpoint_is_exported_at_the_end(tmp_path: Path, demo: DemoPa
     pairs = zip(trained.parameters(), untouched.parameters(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
     assert processes.find(processes.run_id(run_dir)) == []
+    the_first_save_needs_the_planned_room(run_dir, tmp_path / "another_run", Path(demo.model))
+
+
+def the_first_save_needs_the_planned_room(trained: Path, run_dir: Path, model: Path) -> None:
+    config = load_config(trained / "config.yaml", [f"run.dir={run_dir}"])
+    saved = CheckpointStore.of(load_config(trained / "config.yaml")).newest()
+    assert saved is not None
+    run_dir.mkdir()
+    lead = Lead(config, run_dir, 1, model)
+    assert 0.9 * saved.size < lead.planned_bytes < 1.1 * saved.size
+    assert Path(lead.begin_save(0)).is_dir()
+    lead.planned_bytes = 1 << 60
+    assert lead.begin_save(0) == NOTHING
+    lead.close()

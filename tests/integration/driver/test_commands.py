@@ -82,7 +82,7 @@ def checkpoints(run: Run) -> None:
 def told_at_once(run: Run) -> None:
     """A rollback by hand is in the record before anything trains again."""
     seen = json.loads(cli("status", str(run.dir), "--json").stdout)
-    assert (seen["steps_done"], seen["last_step"]["step"]) == (2, 1)
+    assert (seen["step"], seen["steps_done"], seen["last_step"]["step"]) == (2, 2, 1)
     assert "rolled back from step 6 to 1: by hand" in seen["warnings"][-1]
     assert [(event["step"], event["by"]) for event in run.events("rollback")] == [(1, "user")]
     again = cli("checkpoints", "rollback", str(run.dir), "1")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +163,20 @@ def test_an_empty_configuration_that_a_power_cut_left_is_written_anew(config):
         (run.path / "config.yaml").write_bytes(b"")
         assert run.adopt(config) == {}
     assert run.config() == config
+
+
+def test_a_configuration_is_on_the_disk_before_it_has_its_name(config, monkeypatch):
+    run, fsync, synced = RunDirectory(config.run_dir), os.fsync, []
+
+    def note(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path.name, path.stat().st_size > 0, (run.path / "config.yaml").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with run.locked():
+        run.adopt(config)
+    assert synced == [(".config.yaml.partial", True, False), ("run", True, True)]
 
 
 def test_a_full_disk_at_the_start_is_one_line_and_leaves_nothing_in_the_way(config):
