@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +11,14 @@ from colocate_grpo.config import ModelConfig
 from colocate_grpo.errors import ConfigError, nearest
 from colocate_grpo.hub import downloaded_model, fetch_model_config
 from colocate_grpo.shipped import MODELS
-from colocate_grpo.train.shape import ModelShape
+from colocate_grpo.train.shape import ModelShape, read_config_json
 
 HUBS = ("hf:", "modelscope:")
 
 
 def read_model_config(path: str, revision: str | None = None) -> dict[str, Any]:
     """config.json of `model.path`: a directory, a json file, or a hub name."""
-    file = find_config_json(path, revision)
-    try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"model.path: {file}:{error.lineno}: not JSON ({error.msg})") from error
+    return read_config_json(find_config_json(path, revision))
 
 
 def find_config_json(path: str, revision: str | None = None) -> Path:

@@ -95,14 +95,19 @@ def read_hf_config(model_dir: str | Path) -> dict[str, Any]:
         )
     if not path.is_file():
         raise DataError(f"model.path: {model_dir} has no config.json (a Hugging Face model directory is needed)")
+    return read_config_json(path)
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """The mapping in a config.json. Raises DataError where there is none in it."""
     try:
         values = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg})") from error
+        raise DataError(f"model.path: {path}:{error.lineno}: not JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: no UTF-8 text ({error.reason})") from error
+        raise DataError(f"model.path: {path}: no UTF-8 text ({error.reason})") from error
     if not isinstance(values, dict):
-        raise DataError(f"{path}: not the configuration of a model, but a {type(values).__name__}")
+        raise DataError(f"model.path: {path}: not the configuration of a model, but a {type(values).__name__}")
     return values
 
 

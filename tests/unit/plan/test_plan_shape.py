@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from colocate_grpo.config import Config, ModelConfig
-from colocate_grpo.errors import ConfigError
+from colocate_grpo.errors import ConfigError, DataError
 from colocate_grpo.hub import HubUnreachable, resolve_model
 from colocate_grpo.plan.assessment import make_plan
 from colocate_grpo.plan.hardware import GIB, smallest_card
@@ -91,7 +91,10 @@ def test_missing_directory_and_broken_json_are_one_line(tmp_path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         plan_of(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": \n "qwen3",,}')
-    with pytest.raises(ConfigError, match=r"config.json:2: not JSON"):
+    with pytest.raises(DataError, match=r"config.json:2: not JSON"):
+        plan_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="but a list"):
         plan_of(str(tmp_path))
 
 
