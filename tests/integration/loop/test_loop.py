@@ -95,6 +95,8 @@ def test_replay_gives_the_same_losses_without_an_engine(runner, reference):
         assert {k: again[k] for k in again if k.startswith("train/")} == {
             k: row[k] for k in again if k.startswith("train/")
         }
+    assert runner.start("replay").wait(timeout=TIMEOUT_S) == 2
+    assert "has no place in the order of the prompts" in runner.log("replay")
 
 
 def test_export_answers_like_the_trained_policy(runner, reference, tmp_path, monkeypatch):
