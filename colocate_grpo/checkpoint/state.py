@@ -35,17 +35,19 @@ def save_state(directory: Path, model: Any, optimizer: Optimizer) -> None:
 
 def load_weights(directory: Path, model: Any) -> None:
     """Load the weights alone, into a model without optimizer; collective."""
-    state = {"model": model.sharded_state_dict(metadata=_metadata())}
-    loaded = dist_checkpointing.load(state, str(directory), get_default_load_sharded_strategy(str(directory)))
-    model.load_state_dict(loaded["model"])
+    model.load_state_dict(_read(directory, "model", model.sharded_state_dict(metadata=_metadata())))
 
 
 def load_state(directory: Path, model: Any, optimizer: Optimizer) -> None:
     """Load into existing tensors, under this run's TP and DP; collective."""
     state = _sharded_state(model, optimizer, loading=True)
-    loaded = dist_checkpointing.load(state, str(directory), get_default_load_sharded_strategy(str(directory)))
-    model.load_state_dict(loaded["model"])
-    optimizer.load_state_dict(loaded["optimizer"])
+    model.load_state_dict(_read(directory, "model", state["model"]))
+    optimizer.load(state["optimizer"], lambda part: _read(directory, "optimizer", part))
+
+
+def _read(directory: Path, name: str, part: dict[str, Any]) -> dict[str, Any]:
+    strategy = get_default_load_sharded_strategy(str(directory))
+    return dist_checkpointing.load({name: part}, str(directory), strategy)[name]
 
 
 def _sharded_state(model: Any, optimizer: Optimizer, loading: bool) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from colocate_grpo.doctor import (
 )  # fmt: skip
 from colocate_grpo.doctor.finding import Context, Finding, fail
 from colocate_grpo.errors import UserError
+from colocate_grpo.preflight import check_engine_options
 
 MACHINE: tuple[ModuleType, ...] = (
     gpus, driver, gpu_processes, versions, allreduce, allocator, c_extension, triton_kernel, cuda_toolkit, ninja,
@@ -50,7 +51,9 @@ STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def run_doctor(config: Config | None, *, json_out: bool) -> int:
-    """Run every check; 1 if one fails, else 0."""
+    """Run every check; 1 if one fails, else 0. ConfigError for an engine option that there is not."""
+    if config:
+        check_engine_options(config)
     findings = list(examine(Context(config=config, nvml=pynvml)))
     if json_out:
         print(json.dumps(as_json(findings), indent=2))

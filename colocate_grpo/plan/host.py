@@ -12,6 +12,7 @@ from colocate_grpo.train.shape import ModelShape
 
 # Masters and two moments of AdamW, in fp32, as the checkpoint gathers them on the host.
 STATES = 12
+FP32 = 4
 # The two moments of the stochastic-rounding optimizer.
 ROUNDED_STATES = 4
 
@@ -55,24 +56,23 @@ def moved_bytes(config: Config, trainer: TrainerBytes) -> int:
 def save_bytes(shape: ModelShape, config: Config) -> tuple[int, int]:
     """Most host bytes of a save on the first rank of a DP group, and on each other one.
 
-    AdamW: the first rank holds the gathered states, its shards, and of one state what it received, the joined tensor
-    and the one of the state before; then a copy of every state for the writers. Stochastic rounding: every rank
+    AdamW: the first rank holds the gathered states, and one of them twice while each tensor gets memory of its own;
+    then the weights for the writers. The others hold their shard of one state. Stochastic rounding: every rank
     gathers both moments; the first copies them, and the weights, for the writers.
     """
     elements, dp, copied = _elements(shape, config), config.parallel.dp, ELEMENT[config.model.dtype]
     if config.train.optimizer.kind == "sr_adamw":
         return elements * (2 * ROUNDED_STATES + copied), elements * _rounded_gather(config)
-    shards = STATES * elements // dp
-    return max(elements * 2 * STATES + shards, elements * (2 * STATES + copied)), shards
+    return elements * (STATES + FP32), FP32 * elements // dp
 
 
 def load_bytes(shape: ModelShape, config: Config) -> int:
-    """Most host bytes of a load, on every rank: all states of its TP shard, and the two halves of fc1 joined again."""
+    """Most host bytes of a load, on every rank: a state of its TP shard, and the two halves of fc1 joined again."""
     joined = shape.layers * 2 * shape.ffn // config.parallel.tp * shape.hidden
     if config.train.optimizer.kind == "sr_adamw":
         gathered = _elements(shape, config) * _rounded_gather(config)
         return max(gathered, ROUNDED_STATES * (_elements(shape, config) + joined))
-    return STATES * (_elements(shape, config) + joined)
+    return FP32 * (_elements(shape, config) + joined)
 
 
 def _phases(shape: ModelShape, config: Config, trainer: TrainerBytes) -> dict[str, int]:

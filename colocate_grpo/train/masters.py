@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from colocate_grpo.config import Config
 from colocate_grpo.train import shim
+from colocate_grpo.train.gather import STATES, gather_states, own_storage, room_for_states
 from colocate_grpo.train.parallel import Parallel
 from colocate_grpo.train.schedule import StepOutcome
 
@@ -59,12 +60,22 @@ class MasterAdamW:
 
     def sharded_state_dict(self, model_state: dict[str, Any], loading: bool) -> Any:
         with shim.cuda_means_cpu(self.device):
-            return self.inner.sharded_state_dict(model_state, is_loading=loading, metadata=CHECKPOINT_METADATA)
+            states = room_for_states if loading else gather_states
+            self.inner.get_parameter_state_dp_zero = lambda **_: states(self.inner)
+            state = self.inner.sharded_state_dict(model_state, is_loading=loading, metadata=CHECKPOINT_METADATA)
+            del self.inner.get_parameter_state_dp_zero
+        if not loading:
+            own_storage(state["param_state"])
+        return state
 
-    def load_state_dict(self, state: Any) -> None:
+    def load(self, state: Any, read: Callable[[Any], Any]) -> None:
+        values = state.pop("param_state")
         with shim.cuda_means_cpu(self.device):
+            self.inner.load_state_dict(read(state))
             self.inner._set_main_param_and_optimizer_states = self._copy_states
-            self.inner.load_state_dict(state)
+            for name in STATES:
+                part = {index: {name: of_param.pop(name)} for index, of_param in values.items()}
+                self.inner.load_parameter_state_from_fully_reshardable(read({"param_state": part})["param_state"])
             del self.inner._set_main_param_and_optimizer_states
         # Megatron gives every parameter the same step tensor, which would then advance once per parameter.
         for slot in self.inner.optimizer.state.values():
@@ -75,9 +86,8 @@ class MasterAdamW:
         """Megatron's own version asks the checkpoint for a `step` tensor, which it never holds."""
         group, order = self.inner.model_param_group_index_map[model_param]
         main_param = self.inner.optimizer.param_groups[group]["params"][order]
-        main_param.copy_(tensors["param"])
-        for key in ("exp_avg", "exp_avg_sq"):
-            self.inner.optimizer.state[main_param][key].copy_(tensors[key])
+        for name, values in tensors.items():
+            (main_param if name == "param" else self.inner.optimizer.state[main_param][name]).copy_(values)
 
     def _drop_gradients(self) -> None:
         for param in self.inner.get_parameters():

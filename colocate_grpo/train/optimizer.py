@@ -27,7 +27,8 @@ class Optimizer(Protocol):
     def sharded_state_dict(self, model_state: dict[str, Any], loading: bool) -> Any:
         """State for dist_checkpointing, in the model's own shapes, loadable under another TP and DP."""
 
-    def load_state_dict(self, state: Any) -> None: ...
+    def load(self, state: Any, read: Callable[[Any], Any]) -> None:
+        """Take what `read` finds in the checkpoint for `state` of `sharded_state_dict`, whole or part by part."""
 
 
 def build_optimizer(config: Config, ddp: DistributedDataParallel, parallel: Parallel) -> Optimizer:

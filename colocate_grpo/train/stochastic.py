@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,7 +106,8 @@ class StochasticAdamW:
                 )
         return state
 
-    def load_state_dict(self, state: Any) -> None:
+    def load(self, state: Any, read: Callable[[Any], Any]) -> None:
+        state = read(state)
         self.steps = state["steps"]
         for piece in self.pieces:
             for moment, shard in self.moments.items():

@@ -9,6 +9,7 @@ import pytest
 
 from colocate_grpo import preflight as preflight_module
 from colocate_grpo.config import Config
+from colocate_grpo.doctor.command import run_doctor
 from colocate_grpo.errors import ConfigError, DataError
 from colocate_grpo.plan.command import run_plan
 from colocate_grpo.preflight import check_engine_options, preflight
@@ -36,7 +37,13 @@ def without_sglang(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [preflight, check_engine_options, lambda config: run_plan(config, json_out=False, compare=False)]
+    "command",
+    [
+        preflight,
+        check_engine_options,
+        lambda config: run_plan(config, json_out=False, compare=False),
+        lambda config: run_doctor(config, json_out=False),
+    ],
 )
 def test_an_unknown_option_of_sglang_is_refused(config: Config, command: Any) -> None:
     with pytest.raises(

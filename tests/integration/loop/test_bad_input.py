@@ -39,11 +39,11 @@ def files(tmp_path, runner):
         ("parallel.tp=3", "parallel.tp"),
         ("reward.function=no.such.module:f", "reward.function"),
         ("run.until=tomorrow", "run.until"),
-        ("rollout.tp=3", "rollout.tp: 3 does not divide the model's"),
+        ("rollout.engine=sglang rollout.tp=3", "rollout.tp: 3 does not divide the model's"),
     ],
 )
 def test_one_line_and_exit_code_2(runner, files, capsys, monkeypatch, override, expected):
-    arguments = [*runner.overrides("refused"), override.format(files=files)]
+    arguments = [*runner.overrides("refused"), *override.format(files=files).split()]
     monkeypatch.setattr("sys.argv", ["colocate-grpo", "train", str(DEMO), *arguments])
     with pytest.raises(SystemExit) as end:
         main()

@@ -27,6 +27,8 @@ SIZES, LAYOUTS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B"), ("1 1"
 CASES = [f"{name} {layout} adamw" for name in SIZES for layout in LAYOUTS]
 CASES += ["Qwen/Qwen3-8B 4 2 sr_adamw", "Qwen/Qwen2.5-1.5B-Instruct 2 2 adamw", "Llama-3.2-1B-Instruct 2 1 fp32"]
 CHECKPOINT_TOLERANCE = 0.02
+# What the allocator keeps of messages and small tensors, whatever the size of the model.
+RETAINED_BYTES = 48 * 2**20
 
 
 def run(arguments: list[str], log: Path, processes: int = 1) -> None:
@@ -107,5 +109,7 @@ def test_host_memory_of_saving_and_loading_equals_the_kernels_peaks(tmp_path: Pa
     shape = ModelShape.from_hf(host_worker.HF)
     for kind in host_worker.KINDS:
         config = host_worker.config(2, kind)
-        assert (first[kind]["save"], other[kind]["save"]) == pytest.approx(save_bytes(shape, config), rel=0.03), kind
-        assert max(first[kind]["load"], other[kind]["load"]) == pytest.approx(load_bytes(shape, config), rel=0.2), kind
+        expected = pytest.approx(save_bytes(shape, config), rel=0.03, abs=RETAINED_BYTES)
+        assert (first[kind]["save"], other[kind]["save"]) == expected, kind
+        loaded = max(first[kind]["load"], other[kind]["load"])
+        assert loaded == pytest.approx(load_bytes(shape, config), rel=0.2, abs=RETAINED_BYTES), kind
