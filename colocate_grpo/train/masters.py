@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,6 +77,8 @@ class MasterAdamW:
             for name in STATES:
                 part = {index: {name: of_param.pop(name)} for index, of_param in values.items()}
                 self.inner.load_parameter_state_from_fully_reshardable(read({"param_state": part})["param_state"])
+                del part
+                gc.collect()  # torch's planners hold a state in cycles, each of which is gigabytes
             del self.inner._set_main_param_and_optimizer_states
         # Megatron gives every parameter the same step tensor, which would then advance once per parameter.
         for slot in self.inner.optimizer.state.values():
