@@ -9,11 +9,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Two of these at once: the second one waits, and then sees what the first one started.
-exec {lock}<launch/run_4090.sh
-flock "$lock"
-
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
+
+# Two of these at once: the second one waits (the first may be installing), and then sees what the first one started.
+exec {lock}<launch/run_4090.sh
+flock --timeout 3600 "$lock" || die "another launch/run_4090.sh has been at work for an hour; end it first"
 
 choose_config() {
     local cards found
